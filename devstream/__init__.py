@@ -1,0 +1,59 @@
+"""Write streams once; they run on CUDA, ROCm, any ``torch.accelerator`` device and the CPU.
+
+    import devstream
+
+    side, done = devstream.Stream(), devstream.Event()
+    with devstream.stream(side):
+        y = branch_a(x)
+        done.record()
+    z = branch_b(x)
+    devstream.current_stream().wait_event(done)
+"""
+
+from importlib.metadata import version as _version
+
+from devstream._streams import (
+    Event,
+    Stream,
+    backend,
+    capabilities,
+    carry_streams,
+    current_stream,
+    default_stream,
+    devices,
+    named_stream,
+    record_stream,
+    recorded,
+    set_stream,
+    stream,
+    synchronize,
+    wrap,
+)
+from devstream.abc import Capability, DeviceSpec
+from devstream.exceptions import DevstreamError, DevstreamWarning, UnsupportedError
+
+__version__ = _version("devstream")
+
+__all__ = [
+    "Capability",
+    "DeviceSpec",
+    "DevstreamError",
+    "DevstreamWarning",
+    "Event",
+    "Stream",
+    "UnsupportedError",
+    "__version__",
+    "backend",
+    "capabilities",
+    "carry_streams",
+    "current_stream",
+    "default_stream",
+    "devices",
+    "named_stream",
+    "record_stream",
+    "recorded",
+    "set_stream",
+    "stream",
+    "synchronize",
+    "wrap",
+]

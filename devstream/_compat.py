@@ -1,0 +1,28 @@
+"""The only file that knows torch versions or private torch names.
+
+Each flag answers a question by name and says which release makes it needless; callers never compare versions.
+"""
+
+from __future__ import annotations
+
+import torch
+
+#: ``torch.Stream.is_capturing`` exists. Needless once the floor is torch 2.13.
+HAS_STREAM_IS_CAPTURING = hasattr(torch.Stream, "is_capturing")
+
+
+def default_accelerator_type() -> str | None:
+    """Return the device type of the accelerator that torch would use, or None where there is none."""
+    device = torch.accelerator.current_accelerator(check_available=True)
+    return None if device is None else device.type
+
+
+def cpu_stream_type() -> int:
+    """Return torch's number of the device type ``cpu``, as ``torch.Stream(device_type=...)`` takes it."""
+    # c10::DeviceType::CPU; torch.Stream("cpu") tells it, so that no number of torch's is written down here.
+    return int(torch.Stream(device="cpu").device_type)
+
+
+def event_was_recorded(event: torch.Event) -> bool:
+    """Say whether a native accelerator event was ever recorded: torch makes the real event at its first record."""
+    return int(event.event_id) != 0

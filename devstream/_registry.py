@@ -1,0 +1,329 @@
+"""Which backend serves which device: a name leads to a class, a device to a name.
+
+Built-ins stand in a table in the same ``package.module:Class`` form as the entry points of the group
+``devstream.backends``, and both go one loading path. An entry point is named like the device type that it
+serves by default (``npu = "my_package:NpuBackend"``), or by any other name to be chosen by name. It is
+imported only when that name or device type is asked for, so a broken plug-in hurts only who asks for it.
+
+Selection, first match wins; the error says which step decided:
+
+1. an explicit name, ``devstream.backend(name=...)``;
+2. the name in ``DEVSTREAM_BACKEND``, read once, where it serves the device's type or no device is given;
+3. the device's type: the first built-in that runs here, then the entry point of that name, then the generic
+   ``accelerator`` backend if torch itself knows the type. Without a device, the type is torch's current
+   accelerator, else ``cpu``.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from devstream import _compat, _objects
+from devstream.abc import AnyBackend, Backend, EventLike, StreamLike
+from devstream.exceptions import (
+    BackendConflictError,
+    BackendLoadError,
+    BackendNotFoundError,
+    BackendUnavailableError,
+    DeviceMismatchError,
+    DevstreamError,
+    StreamTypeError,
+)
+from devstream.typing import DeviceArg, HasCudaStream
+
+GROUP = "devstream.backends"
+VARIABLE = "DEVSTREAM_BACKEND"
+
+#: name -> (device type; "*" is any that torch.accelerator serves, where to find the class)
+_BUILTINS: dict[str, tuple[str, str]] = {
+    "cpu": ("cpu", "devstream.backends.cpu:CpuBackend"),
+    "cuda": ("cuda", "devstream.backends.cuda:CudaBackend"),
+    "rocm": ("cuda", "devstream.backends.rocm:RocmBackend"),
+    "accelerator": ("*", "devstream.backends.accelerator:AcceleratorBackend"),
+}
+
+_lock = threading.RLock()
+_loaded: dict[str, AnyBackend] = {}
+_by_type: dict[str, AnyBackend] = {}
+_owners: dict[tuple[type, str], AnyBackend] = {}
+_registered: dict[str, tuple[Callable[[], AnyBackend], str]] = {}
+_entry_points: dict[str, list[importlib.metadata.EntryPoint]] | None = None
+_chosen: str | None = None
+_chosen_is_read = False
+_default: AnyBackend | None = None
+
+
+# -- names -----------------------------------------------------------------------------------------------
+
+
+def names() -> list[str]:
+    """Return every backend name, built-ins first; imports nothing."""
+    found = _found_entry_points()
+    return [*_BUILTINS, *sorted(n for n in {*found, *_registered} if n not in _BUILTINS)]
+
+
+def load(name: str, *, decided_by: str = "name=") -> AnyBackend:
+    """Return the backend called *name*, importing it on the first call.
+
+    Raises:
+        BackendNotFoundError: there is none.
+        BackendConflictError: two claim the name.
+        BackendLoadError: it failed to import or to start.
+    """
+    with _lock:
+        backend = _loaded.get(name)
+        if backend is None:
+            backend = _loaded[name] = _make(name, decided_by)
+        return backend
+
+
+def usable(name: str, *, decided_by: str = "name=") -> AnyBackend:
+    """Return the backend called *name*, or raise `BackendUnavailableError` with its reason."""
+    backend = load(name, decided_by=decided_by)
+    reason = backend.unavailable_reason()
+    if reason is not None:
+        raise BackendUnavailableError(name=name, reason=reason)
+    return backend
+
+
+def register(name: str, factory: Callable[[], AnyBackend]) -> None:
+    """Add a backend from code, for tests and notebooks; packages use an entry point.
+
+    Raises:
+        BackendConflictError: the name is taken.
+    """
+    with _lock:
+        claim = f"{factory.__module__}:{factory.__qualname__}"
+        taken = _claims(name)
+        if taken:
+            raise BackendConflictError(name=name, first=taken[0], second=claim)
+        _registered[name] = (factory, claim)
+
+
+def unregister(name: str) -> None:
+    """Take back what `register` added."""
+    with _lock:
+        _registered.pop(name, None)
+        gone = _loaded.pop(name, None)
+        for table in (_by_type, _owners):
+            for key in [key for key, backend in table.items() if backend is gone]:  # type: ignore[attr-defined]
+                del table[key]  # type: ignore[attr-defined]
+        _forget_choice()
+
+
+def _make(name: str, decided_by: str) -> AnyBackend:
+    claims = _claims(name)
+    if not claims:
+        raise BackendNotFoundError(wanted=name, known=names(), decided_by=decided_by)
+    if len(claims) > 1:
+        raise BackendConflictError(name=name, first=claims[0], second=claims[1])
+    if name in _registered:
+        return _registered[name][0]()
+    if name in _BUILTINS:
+        # Through an entry point of our own: no backend is loaded in a way that a plug-in's isn't.
+        point = importlib.metadata.EntryPoint(name, _BUILTINS[name][1], GROUP)
+        distribution = "devstream"
+    else:
+        point = _found_entry_points()[name][0]
+        distribution = _distribution(point)
+    try:
+        backend = point.load()()
+    except DevstreamError:
+        raise
+    except Exception as error:  # a plug-in's code may raise anything; it is re-raised with its name
+        cause = f"{type(error).__name__}: {error}"
+        raise BackendLoadError(name=name, distribution=distribution, cause=cause) from error
+    if not isinstance(backend, Backend):
+        cause = f"{point.value} is no subclass of devstream.abc.Backend but {type(backend).__name__}"
+        raise BackendLoadError(name=name, distribution=distribution, cause=cause)
+    return backend
+
+
+def _claims(name: str) -> list[str]:
+    """Return who claims *name*, in words."""
+    claims = [f"devstream ({_BUILTINS[name][1]})"] if name in _BUILTINS else []
+    claims += [f"{_distribution(point)} ({point.value})" for point in _found_entry_points().get(name, [])]
+    if name in _registered:
+        claims.append(_registered[name][1])
+    return claims
+
+
+def _distribution(point: importlib.metadata.EntryPoint) -> str:
+    return point.dist.name if point.dist is not None else "an unnamed distribution"
+
+
+def _found_entry_points() -> dict[str, list[importlib.metadata.EntryPoint]]:
+    global _entry_points
+    if _entry_points is None:
+        found: dict[str, list[importlib.metadata.EntryPoint]] = {}
+        for point in importlib.metadata.entry_points(group=GROUP):
+            same = found.setdefault(point.name, [])
+            # One distribution seen twice on sys.path (a source tree beside its install) is one claim.
+            if (_distribution(point), point.value) not in [(_distribution(p), p.value) for p in same]:
+                same.append(point)
+        _entry_points = found
+    return _entry_points
+
+
+# -- devices ---------------------------------------------------------------------------------------------
+
+
+def resolve(device: DeviceArg = None) -> tuple[AnyBackend, int | None]:
+    """Return the backend of *device* and the device's index, None where *device* doesn't say one.
+
+    Raises:
+        StreamTypeError: *device* is no device.
+        DeviceMismatchError: there is no device of that index.
+        BackendNotFoundError, BackendUnavailableError, BackendLoadError, BackendConflictError: see `load`.
+    """
+    if device is None:
+        return default_backend(), None
+    if isinstance(device, int) and not isinstance(device, bool):
+        backend, index = default_backend(), device
+    elif isinstance(device, str | torch.device):
+        parsed = _parse(device)
+        backend, index = for_type(parsed.type), parsed.index
+        if index is None:
+            return backend, None
+    else:
+        raise StreamTypeError(operation="device=", got=device, expected="a torch.device, a str or an int")
+    count = backend.device_count()
+    if not 0 <= index < count:
+        raise DeviceMismatchError(
+            operation=f"device {backend.device_type}:{index}",
+            first=f"index {index} was asked for",
+            second=f"backend {backend.name!r} has {count} device(s)",
+            advice=f"use an index from 0 to {count - 1}",
+        )
+    return backend, index
+
+
+def _parse(device: str | torch.device) -> torch.device:
+    if isinstance(device, torch.device):
+        return device
+    try:
+        return torch.device(device)
+    except RuntimeError as error:
+        kinds = sorted({kind for kind, _ in _BUILTINS.values()} - {"*"} | set(_found_entry_points()))
+        raise BackendNotFoundError(wanted=device, known=kinds, decided_by="the device argument") from error
+
+
+def default_backend() -> AnyBackend:
+    """Return the backend of the default device; decided once (see the module's docstring)."""
+    global _default
+    if _default is None:
+        with _lock:
+            name = _chosen_name()
+            if name is not None:
+                _default = usable(name, decided_by=VARIABLE)
+            else:
+                _default = for_type(_compat.default_accelerator_type() or "cpu")
+    return _default
+
+
+def for_type(device_type: str) -> AnyBackend:
+    """Return the backend that serves *device_type*; decided once a type."""
+    backend = _by_type.get(device_type)
+    if backend is None:
+        with _lock:
+            backend = _by_type[device_type] = _select(device_type)
+    return backend
+
+
+def _select(device_type: str) -> AnyBackend:
+    name = _chosen_name()
+    if name is not None:
+        chosen = load(name, decided_by=VARIABLE)
+        if chosen.device_type == device_type:
+            return usable(name, decided_by=VARIABLE)
+    tried: list[tuple[str, str]] = []
+    for candidate, (kind, _) in _BUILTINS.items():
+        if kind == device_type:
+            backend = load(candidate, decided_by=f"device type {device_type!r}")
+            reason = backend.unavailable_reason() or backend.not_automatic_reason()
+            if reason is None:
+                return backend
+            tried.append((candidate, reason))
+    if tried:
+        raise BackendUnavailableError(name=tried[0][0], reason=tried[0][1])
+    if device_type in _found_entry_points() or device_type in _registered:
+        return usable(device_type, decided_by=f"device type {device_type!r}")
+    if device_type == _compat.default_accelerator_type():
+        return usable("accelerator", decided_by=f"device type {device_type!r}")
+    raise BackendNotFoundError(
+        wanted=device_type, known=names(), decided_by=f"device type {device_type!r}"
+    )
+
+
+def _chosen_name() -> str | None:
+    global _chosen, _chosen_is_read
+    if not _chosen_is_read:
+        # Once: a look-up of the environment costs more than a whole verb.
+        _chosen, _chosen_is_read = os.environ.get(VARIABLE) or None, True
+    return _chosen
+
+
+def _forget_choice() -> None:
+    global _default
+    _default = None
+    _by_type.clear()
+
+
+@contextmanager
+def chosen(name: str) -> Iterator[AnyBackend]:
+    """Choose the backend called *name* for this process inside the block, as ``DEVSTREAM_BACKEND`` would."""
+    global _chosen, _chosen_is_read
+    with _lock:
+        before = (_chosen, _chosen_is_read)
+        backend = usable(name)
+        _chosen, _chosen_is_read = name, True
+        _forget_choice()
+    try:
+        yield backend
+    finally:
+        with _lock:
+            _chosen, _chosen_is_read = before
+            _forget_choice()
+
+
+# -- objects ---------------------------------------------------------------------------------------------
+
+
+def owner(item: object) -> AnyBackend:
+    """Return the backend that *item*, a stream or an event that isn't of our own classes, belongs to.
+
+    Raises:
+        StreamTypeError: it is neither.
+    """
+    device = getattr(item, "device", None)
+    if isinstance(device, torch.device) and isinstance(item, StreamLike | EventLike):
+        backend = _owners.get((type(item), device.type))
+        return for_type(device.type) if backend is None else backend
+    if isinstance(item, HasCudaStream):
+        return for_type("cuda")
+    if isinstance(item, torch.Event):  # a fresh torch.cuda.Event says no device
+        return for_type(_compat.default_accelerator_type() or "cpu")
+    raise StreamTypeError(
+        operation="a stream argument",
+        got=item,
+        expected=(
+            "a devstream.Stream, a torch.Stream, a vendor's stream or an object with __cuda_stream__ "
+            "(for a bare handle use devstream.wrap(handle, device))"
+        ),
+    )
+
+
+def note_owner(item: Any, backend: AnyBackend) -> None:  # Any: a stream of a plug-in's own class
+    """Remember that streams of *item*'s class and device type come from *backend*."""
+    if not isinstance(item, _objects.Stream):
+        _owners.setdefault((type(item), backend.device_type), backend)
+
+
+_objects.bind(resolve, owner)

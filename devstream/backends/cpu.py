@@ -1,0 +1,432 @@
+"""The CPU as a device: the specification in code.
+
+Work runs at once, in the order of its issue. Everything else is real: streams are distinct queues of one of two
+(or more) virtual devices ``cpu:0`` and ``cpu:1``, the current stream belongs to the thread, events happen at a
+time, waits bind to the record that was the last. torch knows only one CPU, so all tensors are on ``cpu``;
+``cpu:0``'s streams say ``cpu`` too.
+
+What a latch holds are events, waits and what comes behind them, not tensor operations, which have run by then.
+
+[Note: When the host blocks on the CPU]
+A stream's copies and host functions run on a thread. Tensor operations that come after them run in the caller,
+at once; so whoever makes a stream current, or makes a current stream wait, blocks until that thread is done.
+Behind a latch it doesn't block, because the caller is usually who will release it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import platform
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+import torch
+
+from devstream import _compat, _observe
+from devstream._objects import Stream
+from devstream.abc import Backend, Capability, DeviceSpec
+from devstream.backends._cpu_queue import Point, Timeline, Worker
+from devstream.exceptions import DeviceMismatchError, StreamTypeError, UnsupportedError
+
+SCHEDULES = ("inline",)
+PROFILES = ("cpu",)
+
+
+@dataclass(frozen=True, slots=True)
+class CpuOptions:
+    """How the CPU behaves; `devstream.testing.cpu` changes it.
+
+    Attributes:
+        devices: number of virtual devices, two or more.
+        schedule: ``"inline"`` runs work in the order of its issue.
+        seed: for schedules that draw lots.
+        profile: whose limits apply; ``"cpu"`` has none.
+    """
+
+    devices: int = 2
+    schedule: str = "inline"
+    seed: int = 0
+    profile: str = "cpu"
+
+    def __post_init__(self) -> None:
+        if self.devices < 2:
+            raise ValueError(f"devices={self.devices}: the CPU has two virtual devices or more")
+        for what, value, known in (("schedule", self.schedule, SCHEDULES), ("profile", self.profile, PROFILES)):
+            if value not in known:
+                raise UnsupportedError(
+                    operation=f"{what}={value!r}",
+                    backend="cpu",
+                    capability=f"that {what}",
+                    alternative=f"use one of {', '.join(map(repr, known))}",
+                )
+
+
+class CpuStream(Stream):
+    """A queue of the CPU. ``with s:`` makes it current in this thread."""
+
+    tail: Point | None
+    requested_priority: int
+    current_in: int
+
+    def __new__(cls, backend: CpuBackend, index: int, stream_id: int, requested_priority: int = 0) -> CpuStream:  # type: ignore[misc]
+        """Return the stream with this id; only the backend calls it."""
+        # torch's own constructor takes ids only by keyword, and has one CPU: its index is -1.
+        self = torch.Stream.__new__(
+            cls, stream_id=stream_id, device_index=index or -1, device_type=backend.torch_type
+        )
+        self.tail = None
+        self.requested_priority = requested_priority
+        self.current_in = 0  # how many threads have it current, beside those that never chose one
+        self.worker = Worker(f"devstream-cpu-{index}-{stream_id}")
+        return self
+
+    def __enter__(self) -> CpuStream:
+        self._backend.push(self)  # type: ignore[attr-defined]
+        return self
+
+    def __exit__(self, *exc_info: object) -> Literal[False]:
+        self._backend.pop(self)  # type: ignore[attr-defined]
+        return False
+
+
+class CpuEvent:
+    """The native event of the CPU: the point of its last record."""
+
+    __slots__ = ("__weakref__", "index", "point")
+
+    def __init__(self, index: int | None) -> None:
+        self.index = index
+        self.point: Point | None = None
+
+    def query(self) -> bool:
+        """Say whether the last record has happened; True where there was none."""
+        return self.point is None or self.point.happened
+
+    def synchronize(self) -> None:
+        """Block the host until the last record has happened."""
+        cpu_timeline.wait(self.point)
+
+
+class _Thread(threading.local):
+    """What is current in one thread."""
+
+    def __init__(self) -> None:
+        self.index = 0
+        self.current: dict[int, CpuStream] = {}
+        self.entered: list[tuple[CpuStream, int, CpuStream | None]] = []
+
+
+cpu_timeline = Timeline()
+
+
+class CpuBackend(Backend[CpuStream, CpuEvent]):
+    """Streams and events of the CPU (see the module's docstring)."""
+
+    name: ClassVar[str] = "cpu"
+    device_type = "cpu"
+    context_reports: ClassVar[bool] = True
+
+    def __init__(self, options: CpuOptions | None = None) -> None:
+        self.options = options or CpuOptions()
+        self.torch_type = _compat.cpu_stream_type()
+        self._stream_class = type("CpuStream", (CpuStream,), {"_backend": self, "__module__": __name__})
+        self._ids = itertools.count(1)
+        self._lock = threading.Lock()
+        self._thread = _Thread()
+        self._streams: weakref.WeakValueDictionary[tuple[int, int], CpuStream] = weakref.WeakValueDictionary()
+        self._defaults: dict[int, CpuStream] = {}
+        self._native_events: weakref.WeakKeyDictionary[torch.Event, CpuEvent] = weakref.WeakKeyDictionary()
+        self._natives: weakref.WeakKeyDictionary[torch.Stream, CpuStream] = weakref.WeakKeyDictionary()
+        self._running: set[tuple[int, Point]] = set()
+        #: Which stream made a storage; filled in by `devstream.testing.cpu(strict=True)`.
+        self.owners: weakref.WeakKeyDictionary[torch.UntypedStorage, CpuStream] = weakref.WeakKeyDictionary()
+        os.register_at_fork(after_in_child=self._after_fork)
+
+    def unavailable_reason(self) -> str | None:
+        """Say nothing: there is always a CPU."""
+        return None
+
+    def device_count(self) -> int:
+        """Return the number of virtual devices."""
+        return self.options.devices
+
+    def capabilities(self, index: int) -> Capability:
+        """Return what the CPU can do: no IPC, no graphs, no pinned memory, one priority."""
+        return (
+            Capability.TIMING
+            | Capability.BLOCKING_EVENTS
+            | Capability.SIDE_STREAMS
+            | Capability.NATIVE_HANDLE
+            | Capability.EXTERNAL_STREAMS
+            | Capability.RECORD_STREAM
+            | Capability.ASYNC_COPY
+            | Capability.PEER_ACCESS
+        )
+
+    def spec(self, index: int) -> DeviceSpec:
+        """Return what the CPU is."""
+        return DeviceSpec(
+            device=torch.device("cpu", index),
+            name=f"{platform.machine()} CPU, virtual device {index} of {self.options.devices}",
+            vendor="cpu",
+            arch=platform.machine(),
+            memory_bytes=_memory_bytes(),
+            runtime=f"Python {platform.python_version()}",
+            priority_range=self.priority_range(index),
+            hardware_queues=1,
+        )
+
+    # -- streams -----------------------------------------------------------------------------------------
+
+    def create_stream(self, index: int, *, priority: int = 0) -> CpuStream:
+        """Return a new queue; unlike an accelerator's pool, never one that was handed out before."""
+        return self._make(index, next(self._ids), priority)
+
+    def _make(self, index: int, stream_id: int, priority: int = 0) -> CpuStream:
+        with self._lock:
+            known = self._streams.get((index, stream_id))
+            if known is None:
+                known = self._stream_class(self, index, stream_id, priority)
+                self._streams[index, stream_id] = known
+            return known
+
+    def default_stream(self, index: int) -> CpuStream:
+        """Return the queue that every thread starts on; its id is 0."""
+        stream = self._defaults.get(index)
+        if stream is None:
+            stream = self._make(index, 0)
+            self._defaults[index] = stream
+        return stream
+
+    def current_stream(self, index: int | None = None) -> CpuStream:
+        """Return this thread's current queue."""
+        index = self._thread.index if index is None else index
+        return self._thread.current.get(index) or self.default_stream(index)
+
+    def current_index(self) -> int:
+        """Return this thread's current virtual device."""
+        return self._thread.index
+
+    def set_stream(self, stream: CpuStream) -> None:
+        """Make *stream* current, after its asynchronous work (see the note above)."""
+        index = self.stream_index(stream)
+        old = self._thread.current.get(index)
+        with self._lock:
+            stream.current_in += 1
+            if old is not None:
+                old.current_in -= 1
+        self._thread.current[index] = stream
+        self._thread.index = index
+        self._catch_up(stream.tail)
+
+    def push(self, stream: CpuStream) -> None:
+        """Enter ``with stream:``."""
+        thread, index = self._thread, self.stream_index(stream)
+        before = self.current_stream(None)
+        thread.entered.append((stream, thread.index, thread.current.get(index)))
+        self.set_stream(stream)
+        if _observe.subscribers:
+            _observe.publish(_observe.Switch(stream, before))
+
+    def pop(self, stream: CpuStream) -> None:
+        """Leave the innermost ``with`` block of *stream* and restore what it replaced."""
+        thread, index = self._thread, self.stream_index(stream)
+        # The innermost entry of this stream: generators may leave their blocks out of order.
+        at = max(i for i, entry in enumerate(thread.entered) if entry[0] is stream)
+        _, device, replaced = thread.entered.pop(at)
+        self.set_stream(replaced or self.default_stream(index))
+        thread.index = device
+        if _observe.subscribers:
+            _observe.publish(_observe.Switch(self.current_stream(None), stream))
+
+    def stream_index(self, stream: CpuStream) -> int:
+        """Return the virtual device of *stream*."""
+        return max(stream.device_index, 0)
+
+    def stream_priority(self, stream: CpuStream) -> int:
+        """Return 0: a CPU has one priority."""
+        return 0
+
+    def native_handle(self, stream: CpuStream) -> int:
+        """Return the stream's id, which is the CPU's handle: 0 is the default stream."""
+        return stream.stream_id
+
+    def adopt_stream(self, native: object) -> CpuStream:
+        """Return the queue that a native ``torch.Stream`` of the CPU names by its id."""
+        if isinstance(native, CpuStream) and native._backend is self:
+            return native
+        if isinstance(native, torch.Stream) and native.device_type == self.torch_type:
+            index = max(native.device_index, 0)
+            if index >= self.device_count():
+                raise DeviceMismatchError(
+                    operation="using a native stream",
+                    first=f"it is on cpu:{index}",
+                    second=f"the CPU has {self.device_count()} virtual devices",
+                    advice="use devstream.testing.cpu(devices=...) for more",
+                )
+            if native.stream_id == 0:
+                return self.default_stream(index)
+            stream = self._make(index, native.stream_id)
+            self._natives.setdefault(native, stream)  # as long as the native one lives, so does its queue
+            return stream
+        raise StreamTypeError(operation="a verb", got=native, expected="a stream of the CPU")
+
+    def wrap_handle(self, handle: int, index: int, owner: object = None) -> CpuStream:
+        """Return the live stream with this id."""
+        stream = self.default_stream(index) if handle == 0 else self._streams.get((index, handle))
+        if stream is None:
+            raise ValueError(f"no live stream of cpu:{index} has the handle {handle}")
+        return stream
+
+    def query_stream(self, stream: CpuStream) -> bool:
+        """Say whether nothing of *stream* is outstanding."""
+        return stream.tail is None or stream.tail.happened
+
+    def synchronize_stream(self, stream: CpuStream) -> None:
+        """Block until nothing of *stream* is outstanding."""
+        cpu_timeline.wait(stream.tail)
+
+    def synchronize_device(self, index: int) -> None:
+        """Block until nothing of any stream of the device is outstanding."""
+        with self._lock:
+            points = [stream.tail for (at, _), stream in self._streams.items() if at == index]
+            points += [point for at, point in self._running if at == index]
+        for point in points:
+            cpu_timeline.wait(point)
+
+    # -- events ------------------------------------------------------------------------------------------
+
+    def create_event(
+        self, index: int | None, *, enable_timing: bool, blocking: bool, interprocess: bool
+    ) -> CpuEvent:
+        """Return a new event; every event of the CPU keeps time and sleeps in `synchronize`."""
+        return CpuEvent(index)
+
+    def adopt_event(self, native: object) -> CpuEvent:
+        """Return the event behind a native one; torch's own CPU event can't even be recorded."""
+        if isinstance(native, CpuEvent):
+            return native
+        if isinstance(native, torch.Event) and native.device.type == "cpu":
+            with self._lock:
+                return self._native_events.setdefault(native, CpuEvent(None))
+        raise StreamTypeError(operation="a verb", got=native, expected="an event of the CPU")
+
+    def event_index(self, event: CpuEvent) -> int | None:
+        """Return the virtual device that the event is bound to."""
+        return event.index
+
+    def is_recorded(self, event: CpuEvent) -> bool:
+        """Say whether the event was ever recorded."""
+        return event.point is not None
+
+    def record_event(self, event: CpuEvent, stream: CpuStream) -> None:
+        """Put a point at the end of *stream*."""
+        event.index = self.stream_index(stream)
+        event.point = stream.tail = cpu_timeline.after(stream.tail)
+
+    def wait_event(self, stream: CpuStream, event: CpuEvent) -> None:
+        """Put the event's present point before whatever *stream* does next."""
+        point = event.point
+        if point is None or point.happened:
+            if point is not None and point.error is not None:
+                stream.tail = cpu_timeline.after(stream.tail, point)
+            return
+        stream.tail = cpu_timeline.after(stream.tail, point)
+        if stream.current_in or stream.stream_id == 0:
+            self._catch_up(stream.tail)
+
+    def query_event(self, event: CpuEvent) -> bool:
+        """Say whether the event has happened."""
+        return event.query()
+
+    def synchronize_event(self, event: CpuEvent) -> None:
+        """Sleep until the event has happened."""
+        event.synchronize()
+
+    def elapsed_ms(self, start: CpuEvent, end: CpuEvent) -> float:
+        """Return milliseconds by the host's clock, of a resolution below a microsecond."""
+        assert start.point is not None and end.point is not None
+        return (end.point.time_ns - start.point.time_ns) / 1e6
+
+    # -- what is asynchronous ----------------------------------------------------------------------------
+
+    def launch(self, task: Callable[[], None], stream: CpuStream) -> None:
+        """Run *task* in order on *stream*: on its thread, or at once where the stream is current or held."""
+        tail = stream.tail
+        if self.current_stream(self.stream_index(stream)) is stream or (tail is not None and tail.held and not tail.happened):
+            task()
+            return
+        point = stream.tail = stream.worker.run(cpu_timeline, task, tail)
+        entry = (self.stream_index(stream), point)
+        with self._lock:
+            self._running = {one for one in self._running if not one[1].happened} | {entry}
+
+    def copy(self, destination: torch.Tensor, source: torch.Tensor, stream: CpuStream) -> None:
+        """Copy on the stream's thread."""
+
+        def task() -> None:
+            with torch.no_grad():
+                destination.copy_(source)
+
+        self.launch(task, stream)
+
+    def hold(self, stream: CpuStream) -> CpuLatch:
+        """Hold what is recorded on *stream* from now on."""
+        return CpuLatch(stream)
+
+    # -- memory ------------------------------------------------------------------------------------------
+
+    def record_stream(self, tensor: torch.Tensor, stream: CpuStream) -> None:
+        """Do nothing more: the CPU frees memory only when nobody refers to it, and a copy's thread does."""
+
+    def allocation_stream(self, tensor: torch.Tensor) -> CpuStream | None:
+        """Return the stream that made *tensor*, known under `devstream.testing.cpu(strict=True)`."""
+        return self.owners.get(tensor.untyped_storage())
+
+    # -- changes of state --------------------------------------------------------------------------------
+
+    def change(self, **options: Any) -> CpuOptions:  # Any: the fields of CpuOptions have several types
+        """Change some options and return the ones before."""
+        before, self.options = self.options, replace(self.options, **options)
+        return before
+
+    def _catch_up(self, point: Point | None) -> None:
+        if point is not None and not point.happened and not point.held:
+            cpu_timeline.wait(point)
+
+    def _after_fork(self) -> None:
+        # Threads don't survive a fork: what they had not finished never will be in the child.
+        global cpu_timeline
+        cpu_timeline = Timeline()
+        self._lock = threading.Lock()
+        self._running = set()
+        for stream in list(self._streams.values()):
+            stream.tail = None
+            stream.worker = Worker(f"devstream-cpu-{stream.device_index}-{stream.stream_id}")
+
+
+class CpuLatch:
+    """Holds a stream of the CPU."""
+
+    def __init__(self, stream: CpuStream) -> None:
+        self._gate = stream.tail = cpu_timeline.gate(stream.tail, held=True)
+        self._lock = threading.Lock()
+        self._held = True
+
+    def release(self) -> None:
+        """Let the stream go on."""
+        with self._lock:
+            held, self._held = self._held, False
+        if held:
+            cpu_timeline.open(self._gate)
+
+
+def _memory_bytes() -> int:
+    if sys.platform == "linux":
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return 0

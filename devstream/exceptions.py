@@ -1,0 +1,309 @@
+"""Every error and warning that devstream raises, with all of their wording.
+
+    DevstreamError
+    ├─ BackendError
+    │  ├─ BackendNotFoundError      + LookupError
+    │  ├─ BackendUnavailableError   + RuntimeError
+    │  ├─ BackendLoadError          + ImportError
+    │  └─ BackendConflictError      + ValueError
+    ├─ UnsupportedError             + NotImplementedError
+    ├─ StreamTypeError              + TypeError
+    └─ StreamError                  + RuntimeError
+       ├─ DeviceMismatchError       + ValueError
+       ├─ EventNotRecordedError     + ValueError
+       ├─ EventNotReadyError
+       ├─ TimingDisabledError       + ValueError
+       ├─ ForkedProcessError
+       └─ CaptureError
+
+    DevstreamWarning                + UserWarning
+    ├─ EventOverwrittenWarning
+    ├─ RecordStreamWarning
+    ├─ BackendWarning
+    └─ CacheWarning
+
+A constructor takes facts, by keyword, and keeps them as attributes; ``__str__`` writes the sentence. That is
+why each class survives pickling, which ranks and worker processes rely on. Streams, events and tensors are
+kept as text, because the objects themselves can't leave the process.
+
+``EventNotRecordedError`` and ``TimingDisabledError`` are also ``ValueError``, since that is what
+``torch.Event.elapsed_time`` raises in the same two cases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
+
+
+class DevstreamError(Exception):
+    """Base of every error of ours."""
+
+    def __init__(self, **facts: object) -> None:
+        self.facts = {name: _portable(value) for name, value in facts.items()}
+        super().__init__(*self.facts.values())
+        for name, value in self.facts.items():
+            setattr(self, name, value)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.facts)
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...  # Any: a fact has the type that its raiser gave it
+
+
+def _rebuild(cls: type[DevstreamError], facts: dict[str, object]) -> DevstreamError:
+    return cls(**facts)
+
+
+def _portable(value: object) -> object:
+    """Keep plain data as it is; replace everything else by its text."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, tuple | list | set | frozenset):
+        return tuple(_portable(item) for item in value)
+    return str(value)
+
+
+# -- backends --------------------------------------------------------------------------------------------
+
+
+class BackendError(DevstreamError):
+    """Something about a backend, not about what was asked of it."""
+
+
+class BackendNotFoundError(BackendError, LookupError):
+    """No backend has this name, or none serves this device.
+
+    Facts: *wanted*, *known* (names), *decided_by* (the step that asked for it).
+    """
+
+    def __init__(self, *, wanted: str, known: Iterable[str], decided_by: str) -> None:
+        super().__init__(wanted=wanted, known=tuple(known), decided_by=decided_by)
+
+    def __str__(self) -> str:
+        near = get_close_matches(self.wanted, self.known, n=1)
+        guess = f"Did you mean {near[0]!r}? " if near else ""
+        return (
+            f"no backend for {self.wanted!r} (asked for by {self.decided_by}); known backends: "
+            f"{', '.join(self.known) or 'none'}. {guess}Install the package that provides it, or choose one "
+            "of these with DEVSTREAM_BACKEND or a device argument"
+        )
+
+
+class BackendUnavailableError(BackendError, RuntimeError):
+    """The backend exists but can't run here. Facts: *name*, *reason*."""
+
+    def __init__(self, *, name: str, reason: str) -> None:
+        super().__init__(name=name, reason=reason)
+
+    def __str__(self) -> str:
+        return (
+            f"backend {self.name!r} can't run here: {self.reason}. "
+            'Use device "cpu", or run `python -m devstream info` to see what this machine offers'
+        )
+
+
+class BackendLoadError(BackendError, ImportError):
+    """A plug-in's backend failed to import or to start. Facts: *name*, *distribution*, *cause*."""
+
+    def __init__(self, *, name: str, distribution: str, cause: str) -> None:
+        super().__init__(name=name, distribution=distribution, cause=cause)
+
+    def __str__(self) -> str:
+        return (
+            f"backend {self.name!r} of {self.distribution} could not be loaded: {self.cause}. "
+            f"Repair or uninstall {self.distribution}; other backends are not affected"
+        )
+
+
+class BackendConflictError(BackendError, ValueError):
+    """Two claim the same backend name. Facts: *name*, *first*, *second* (the two claimants)."""
+
+    def __init__(self, *, name: str, first: str, second: str) -> None:
+        super().__init__(name=name, first=first, second=second)
+
+    def __str__(self) -> str:
+        return (
+            f"the backend name {self.name!r} is claimed twice: by {self.first} and by {self.second}. "
+            "Uninstall one of them, or ask its authors to register another name"
+        )
+
+
+class UnsupportedError(DevstreamError, NotImplementedError):
+    """The backend, device or stream lacks a capability.
+
+    Facts: *operation*, *backend*, *capability*, *alternative* (what to do instead).
+    """
+
+    def __init__(self, *, operation: str, backend: str, capability: str, alternative: str) -> None:
+        super().__init__(
+            operation=operation, backend=backend, capability=capability, alternative=alternative
+        )
+
+    def __str__(self) -> str:
+        return (
+            f"{self.operation} is not supported by backend {self.backend!r} "
+            f"(it lacks {self.capability}): {self.alternative}"
+        )
+
+
+# -- streams and events ----------------------------------------------------------------------------------
+
+
+class StreamTypeError(DevstreamError, TypeError):
+    """An argument is no stream, event, device or tensor. Facts: *operation*, *got*, *expected*."""
+
+    def __init__(self, *, operation: str, got: object, expected: str) -> None:
+        text = got if isinstance(got, str) else f"{type(got).__name__} {got!r}"
+        super().__init__(operation=operation, got=text, expected=expected)
+
+    def __str__(self) -> str:
+        return f"{self.operation} takes {self.expected}, not {self.got}"
+
+
+class StreamError(DevstreamError, RuntimeError):
+    """A stream or an event was used in a way that has no meaning."""
+
+
+class DeviceMismatchError(StreamError, ValueError):
+    """Two objects that must share a device, or a backend, don't.
+
+    Facts: *operation*, *first*, *second* (texts that name both devices), *advice*.
+    """
+
+    def __init__(self, *, operation: str, first: str, second: str, advice: str) -> None:
+        super().__init__(operation=operation, first=first, second=second, advice=advice)
+
+    def __str__(self) -> str:
+        return f"{self.operation}: {self.first}, but {self.second}; {self.advice}"
+
+
+class EventNotRecordedError(StreamError, ValueError):
+    """An event was used before its first record. Facts: *operation*, *event*."""
+
+    def __init__(self, *, operation: str, event: object) -> None:
+        super().__init__(operation=operation, event=event)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.operation} on an event that was never recorded: {self.event}; call event.record(stream) "
+            "first, or ask devstream.recorded(event) where an unrecorded event is expected"
+        )
+
+
+class EventNotReadyError(StreamError):
+    """Elapsed time was asked for before both events had happened. Facts: *event*."""
+
+    def __init__(self, *, event: object) -> None:
+        super().__init__(event=event)
+
+    def __str__(self) -> str:
+        return f"elapsed_time: {self.event} has not happened yet; call event.synchronize() on it first"
+
+
+class TimingDisabledError(StreamError, ValueError):
+    """Elapsed time was asked of an event without a clock. Facts: *event*."""
+
+    def __init__(self, *, event: object) -> None:
+        super().__init__(event=event)
+
+    def __str__(self) -> str:
+        return (
+            f"elapsed_time: {self.event} keeps no time; make both events with "
+            "devstream.Event(enable_timing=True)"
+        )
+
+
+class ForkedProcessError(StreamError):
+    """A forked child used a device that its parent had opened. Facts: *operation*, *device*."""
+
+    def __init__(self, *, operation: str, device: str) -> None:
+        super().__init__(operation=operation, device=device)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.operation} in a forked child: {self.device} was opened by the parent process and can't be "
+            'used here; start the child with multiprocessing.get_context("spawn")'
+        )
+
+
+class CaptureError(StreamError):
+    """The call isn't allowed while its stream is captured into a graph. Facts: *operation*, *stream*."""
+
+    def __init__(self, *, operation: str, stream: object) -> None:
+        super().__init__(operation=operation, stream=stream)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.operation} is not allowed while {self.stream} is captured into a graph, since it would end "
+            "the capture; do it before the capture starts or after it ends"
+        )
+
+
+# -- warnings --------------------------------------------------------------------------------------------
+
+
+class DevstreamWarning(UserWarning):
+    """Base of every warning of ours."""
+
+
+class EventOverwrittenWarning(DevstreamWarning):
+    """Under strict: an event was recorded again before anyone had looked at its last record."""
+
+
+class RecordStreamWarning(DevstreamWarning):
+    """``record_stream`` was told the stream that already owns the memory."""
+
+
+class BackendWarning(DevstreamWarning):
+    """A backend runs in a way that its user should know about."""
+
+
+class CacheWarning(DevstreamWarning):
+    """A cached file was damaged or foreign, and was ignored."""
+
+
+def warning(cls: type[DevstreamWarning], **facts: object) -> DevstreamWarning:
+    """Return the warning of class *cls* with its sentence written from *facts*."""
+    return cls(_WARNINGS[cls].format(**facts))
+
+
+_WARNINGS: dict[type[DevstreamWarning], str] = {
+    EventOverwrittenWarning: (
+        "{event} was recorded again before anyone waited for its last record; whoever should have waited for "
+        "that one now waits for the later one. Use one event per hand-over"
+    ),
+    RecordStreamWarning: (
+        "the tensor was allocated on {stream}, so record_stream changes nothing; record the stream that reads "
+        "it. (Was current_stream() called inside `with devstream.stream(...)`?)"
+    ),
+    BackendWarning: "backend {name!r}: {reason}",
+    CacheWarning: "ignoring the cached file {path}: {reason}; it is written anew",
+}
+
+__all__ = [
+    "BackendConflictError",
+    "BackendError",
+    "BackendLoadError",
+    "BackendNotFoundError",
+    "BackendUnavailableError",
+    "BackendWarning",
+    "CacheWarning",
+    "CaptureError",
+    "DeviceMismatchError",
+    "DevstreamError",
+    "DevstreamWarning",
+    "EventNotReadyError",
+    "EventNotRecordedError",
+    "EventOverwrittenWarning",
+    "ForkedProcessError",
+    "RecordStreamWarning",
+    "StreamError",
+    "StreamTypeError",
+    "TimingDisabledError",
+    "UnsupportedError",
+    "warning",
+]
