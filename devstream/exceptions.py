@@ -13,6 +13,7 @@
        ├─ EventNotRecordedError     + ValueError
        ├─ EventNotReadyError
        ├─ TimingDisabledError       + ValueError
+       ├─ StreamNotEnteredError
        ├─ ForkedProcessError
        └─ CaptureError
 
@@ -217,6 +218,19 @@ class TimingDisabledError(StreamError, ValueError):
         )
 
 
+class StreamNotEnteredError(StreamError):
+    """A ``with`` block of a stream was left in a thread that had not entered it. Facts: *stream*, *thread*."""
+
+    def __init__(self, *, stream: object, thread: str) -> None:
+        super().__init__(stream=stream, thread=thread)
+
+    def __str__(self) -> str:
+        return (
+            f"leaving the block of {self.stream}: thread {self.thread!r} is in no such block; enter and leave it in "
+            "one thread, since the current stream belongs to the thread"
+        )
+
+
 class ForkedProcessError(StreamError):
     """A forked child used a device that its parent had opened. Facts: *operation*, *device*."""
 
@@ -302,6 +316,7 @@ __all__ = [
     "ForkedProcessError",
     "RecordStreamWarning",
     "StreamError",
+    "StreamNotEnteredError",
     "StreamTypeError",
     "TimingDisabledError",
     "UnsupportedError",
