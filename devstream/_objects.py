@@ -249,6 +249,17 @@ class Event:
         event._setup(backend, index, False, False, False)
         return event
 
+    def _renew(self, index: int) -> Any:  # Any: the backend's own class
+        """Take a fresh native event; who waits for the old record is bound to the old one."""
+        if self._interprocess:
+            # Its handle is abroad, so it has to stay the same one: let the old record happen first.
+            self._backend.synchronize_event(self.native)
+        else:
+            self.native = self._backend.create_event(
+                index, enable_timing=self._timing, blocking=self._blocking, interprocess=False
+            )
+        return self.native
+
     @classmethod
     def from_ipc_handle(cls, device: DeviceArg, handle: bytes) -> Event:
         """Return the event that another process of this host made with ``interprocess=True``.
@@ -378,6 +389,8 @@ def record(event: Any, stream: Any, backend: AnyBackend | None = None) -> Any:  
         _same_device("record", event._backend, event._index, event, owner, index, stream)
         if strict_depth and event._unseen:
             warnings.warn(warning(EventOverwrittenWarning, event=event), stacklevel=3)
+        if event._recorded and not owner.rerecord_overwrites:
+            native = event._renew(index)
         owner.record_event(native, stream)
         event._recorded = event._unseen = True
         event._index = index
