@@ -72,7 +72,8 @@ class AcceleratorBackend(Backend[AcceleratorStream, torch.Event]):
         self._defaults: dict[int, AcceleratorStream] = {}
         self._tried: _Facts | None = None
         self._torch_type: int | None = None
-        os.register_at_fork(after_in_child=self._after_fork)
+        self._opened_at_fork = False
+        os.register_at_fork(before=self._before_fork, after_in_child=self._after_fork)
 
     def _device_type(self) -> str:
         return _compat.default_accelerator_type() or "accelerator"
@@ -298,9 +299,13 @@ class AcceleratorBackend(Backend[AcceleratorStream, torch.Event]):
         """Say whether this process has opened the device."""
         return bool(self._defaults)
 
+    def _before_fork(self) -> None:
+        # Asked in the parent: in the child torch itself no longer says so.
+        self._opened_at_fork = self._opened()
+
     def _after_fork(self) -> None:
         """Refuse every call in a child whose parent had opened the device; drivers crash or hang there."""
-        if not self._opened():
+        if not self._opened_at_fork:
             return
         for operation in (
             "create_stream", "current_stream", "default_stream", "set_stream", "record_event", "wait_event",
