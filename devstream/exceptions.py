@@ -15,6 +15,7 @@
        ├─ TimingDisabledError       + ValueError
        ├─ StreamNotEnteredError
        ├─ ForkedProcessError
+       ├─ IpcHandleError
        └─ CaptureError
 
     DevstreamWarning                + UserWarning
@@ -244,6 +245,19 @@ class ForkedProcessError(StreamError):
         )
 
 
+class IpcHandleError(StreamError):
+    """An interprocess event could not be opened. Facts: *device*, *cause*."""
+
+    def __init__(self, *, device: str, cause: str) -> None:
+        super().__init__(device=device, cause=cause)
+
+    def __str__(self) -> str:
+        return (
+            f"this handle could not be opened as an event on {self.device}: {self.cause}. A handle opens only in "
+            "another process than its maker's, on the same host, and while the maker keeps its event alive"
+        )
+
+
 class CaptureError(StreamError):
     """The call isn't allowed while its stream is captured into a graph. Facts: *operation*, *stream*."""
 
@@ -314,6 +328,7 @@ __all__ = [
     "EventNotRecordedError",
     "EventOverwrittenWarning",
     "ForkedProcessError",
+    "IpcHandleError",
     "RecordStreamWarning",
     "StreamError",
     "StreamNotEnteredError",
