@@ -86,7 +86,7 @@ class BackendNotFoundError(BackendError, LookupError):
         super().__init__(wanted=wanted, known=tuple(known), decided_by=decided_by)
 
     def __str__(self) -> str:
-        near = get_close_matches(self.wanted, self.known, n=1)
+        near = [name for name in get_close_matches(self.wanted, self.known) if name != self.wanted]
         guess = f"Did you mean {near[0]!r}? " if near else ""
         return (
             f"no backend for {self.wanted!r} (asked for by {self.decided_by}); known backends: "

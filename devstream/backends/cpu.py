@@ -28,12 +28,11 @@ from __future__ import annotations
 import itertools
 import os
 import platform
-import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Self
 
 import torch
 
@@ -86,25 +85,23 @@ class CpuStream(Stream):
 
     tail: Point | None
     requested_priority: int
+    worker: Worker
 
-    def __new__(cls, backend: CpuBackend, index: int, stream_id: int, requested_priority: int = 0) -> CpuStream:  # type: ignore[misc]
+    def __new__(cls, backend: CpuBackend, index: int, stream_id: int, requested_priority: int = 0) -> Self:
         """Return the stream with this id; only the backend calls it."""
-        # torch's own constructor takes ids only by keyword, and has one CPU: its index is -1.
-        self = torch.Stream.__new__(
-            cls, stream_id=stream_id, device_index=index or -1, device_type=backend.torch_type
-        )
+        # torch has one CPU: its index is -1.
+        self = _compat.stream_from_ids(cls, stream_id, index or -1, backend.torch_type)
         self.tail = None
         self.requested_priority = requested_priority
         self.worker = Worker(f"devstream-cpu-{index}-{stream_id}")
         return self
 
-    def __enter__(self) -> CpuStream:
+    def __enter__(self) -> Self:
         self._backend.push(self)  # type: ignore[attr-defined]
         return self
 
-    def __exit__(self, *exc_info: object) -> Literal[False]:
+    def __exit__(self, *exc_info: object) -> None:
         self._backend.pop(self)  # type: ignore[attr-defined]
-        return False
 
 
 class CpuEvent:
@@ -309,11 +306,11 @@ class CpuBackend(Backend[CpuStream, CpuEvent]):
             alive = [stream for ref in self._streams.valuerefs() if (stream := ref()) is not None]
             streams = [stream for stream in alive if self.stream_index(stream) == index]
             points = [point for at, point in self._running if at == index]
-        self._finish([stream.tail for stream in streams] + points, streams)
+        self._finish([*(stream.tail for stream in streams), *points], streams)
         with self._lock:
             self._running = {one for one in self._running if not one[1].happened}
 
-    def _finish(self, points: list[Point | None], streams: list[CpuStream]) -> None:
+    def _finish(self, points: Sequence[Point | None], streams: list[CpuStream]) -> None:
         """Wait for all of *points*, then raise the first error; *streams* can be used again."""
         first: BaseException | None = None
         for point in points:
@@ -380,7 +377,8 @@ class CpuBackend(Backend[CpuStream, CpuEvent]):
 
     def elapsed_ms(self, start: CpuEvent, end: CpuEvent) -> float:
         """Return milliseconds by the host's clock, of a resolution below a microsecond."""
-        assert start.point is not None and end.point is not None
+        assert start.point is not None
+        assert end.point is not None
         return (end.point.time_ns - start.point.time_ns) / 1e6
 
     # -- what is asynchronous ----------------------------------------------------------------------------
@@ -470,6 +468,7 @@ class CpuLatch:
 
 
 def _memory_bytes() -> int:
-    if sys.platform == "linux":
+    try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return 0
+    except (AttributeError, OSError, ValueError):  # a system that doesn't tell
+        return 0
