@@ -202,7 +202,13 @@ class Backend(abc.ABC, Generic[StreamT, EventT]):
         return 0
 
     def adopt_stream(self, native: object) -> StreamT:
-        """Return the stream of ours that is the same queue as *native*, or raise ``StreamTypeError``."""
+        """Return the stream of ours that is the same queue as *native*, or raise ``StreamTypeError``.
+
+        By default only streams of the backend's own class are taken.
+        """
+        own = self.default_stream(0)
+        if isinstance(native, type(own)):
+            return native
         raise UnsupportedError(
             operation="using a foreign stream",
             backend=self.name,
