@@ -5,6 +5,8 @@ Each flag answers a question by name and says which release makes it needless; c
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -23,6 +25,20 @@ def cpu_stream_type() -> int:
     """Return torch's number of the device type ``cpu``, as ``torch.Stream(device_type=...)`` takes it."""
     # c10::DeviceType::CPU; torch.Stream("cpu") tells it, so that no number of torch's is written down here.
     return int(torch.Stream(device="cpu").device_type)
+
+
+_StreamT = TypeVar("_StreamT", bound=torch.Stream)
+
+
+def stream_from_ids(cls: type[_StreamT], stream_id: int, device_index: int, device_type: int) -> _StreamT:
+    """Return an object of *cls*, a subclass of ``torch.Stream``, for the queue with these ids."""
+    # The keywords are what torch.cuda.Stream itself passes; the stub of torch.Stream leaves them out.
+    return torch.Stream.__new__(cls, stream_id=stream_id, device_index=device_index, device_type=device_type)
+
+
+def native_handle(stream: torch.Stream) -> int:
+    """Return torch's own ``native_handle`` of *stream*, whatever a subclass says; the stub leaves it out."""
+    return int(torch.Stream.native_handle.__get__(stream))  # type: ignore[attr-defined]
 
 
 def event_was_recorded(event: torch.Event) -> bool:

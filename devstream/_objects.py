@@ -172,6 +172,24 @@ def as_stream(stream: StreamArg) -> tuple[AnyBackend, Any]:  # Any: the backend'
 # -- events ----------------------------------------------------------------------------------------------
 
 
+def _object_at_a_low_byte_of(wanted: int) -> object:
+    """Return an object whose address ends in this byte."""
+    kept = []  # so that no address comes twice
+    while True:
+        kept.append(object())
+        if id(kept[-1]) & 0xFF == wanted:
+            return kept[-1]
+
+
+# [Note: Why an event carries two guards]
+# torch.Stream.wait_event casts whatever it is given to torch.Event unchecked (torch 2.11 to 2.14), so an object of
+# another class is read as raw memory: mostly an error, now and then a wait that waits for nothing. The third and
+# fourth word of an Event lie where torch looks for the device type and for "was recorded". Both hold this object,
+# whose address reads as device type -16 and as recorded, so that the call raises RuntimeError each time.
+# Python lays slots out in the order of their names, which is why these two are named as they are.
+_GUARD = _object_at_a_low_byte_of(0xF0)
+
+
 class Event:
     """A point in a stream's work, for other streams and the host to wait for.
 
@@ -184,6 +202,9 @@ class Event:
     Raises:
         UnsupportedError: the backend lacks what an option asks for.
 
+    ``torch.Stream.wait_event`` and ``record_event`` of a stream that isn't ours refuse this class; call
+    ``event.wait(stream)`` and ``event.record(stream)``, which take every stream.
+
     A `wait` orders streams and returns at once; only `synchronize` holds the host. A wait binds to the record that
     was the last at the call: a later record doesn't move it.
     """
@@ -192,7 +213,8 @@ class Event:
         "__weakref__",
         "_backend",
         "_blocking",
-        "_device",
+        "_cast_guard_1",
+        "_cast_guard_2",
         "_index",
         "_interprocess",
         "_recorded",
@@ -233,10 +255,12 @@ class Event:
             raise backend.lacks(Capability.IPC_EVENTS, "Event(interprocess=True)")
         if interprocess and timing:
             raise ValueError("an interprocess event keeps no time; give only one of interprocess, enable_timing")
+        self._cast_guard_1 = self._cast_guard_2 = _GUARD
         self._backend, self._index = backend, index
         self._timing, self._blocking, self._interprocess = timing, blocking, interprocess
         self._recorded = self._unseen = False
-        #: The backend's own event (``torch.Event`` or ``torch.cuda.Event`` on CUDA), for other libraries.
+        #: The backend's own event (``torch.Event`` or ``torch.cuda.Event`` on CUDA), for other libraries. Wait for it
+        #: by its own ``wait(stream)`` only: ``torch.Stream.wait_event`` of a ``torch.cuda.Event`` waits for nothing.
         self.native = (
             backend.create_event(index, enable_timing=timing, blocking=blocking, interprocess=interprocess)
             if native is None
@@ -248,6 +272,17 @@ class Event:
         event = cls.__new__(cls)
         event._setup(backend, index, False, False, False)
         return event
+
+    def _renew(self, index: int) -> Any:  # Any: the backend's own class
+        """Take a fresh native event; who waits for the old record is bound to the old one."""
+        if self._interprocess:
+            # Its handle is abroad, so it has to stay the same one: let the old record happen first.
+            self._backend.synchronize_event(self.native)
+        else:
+            self.native = self._backend.create_event(
+                index, enable_timing=self._timing, blocking=self._blocking, interprocess=False
+            )
+        return self.native
 
     @classmethod
     def from_ipc_handle(cls, device: DeviceArg, handle: bytes) -> Event:
@@ -378,6 +413,8 @@ def record(event: Any, stream: Any, backend: AnyBackend | None = None) -> Any:  
         _same_device("record", event._backend, event._index, event, owner, index, stream)
         if strict_depth and event._unseen:
             warnings.warn(warning(EventOverwrittenWarning, event=event), stacklevel=3)
+        if event._recorded and not owner.rerecord_overwrites:
+            native = event._renew(index)
         owner.record_event(native, stream)
         event._recorded = event._unseen = True
         event._index = index

@@ -14,6 +14,7 @@
        ├─ EventNotReadyError
        ├─ TimingDisabledError       + ValueError
        ├─ ForkedProcessError
+       ├─ IpcHandleError
        └─ CaptureError
 
     DevstreamWarning                + UserWarning
@@ -230,6 +231,19 @@ class ForkedProcessError(StreamError):
         )
 
 
+class IpcHandleError(StreamError):
+    """An interprocess event could not be opened. Facts: *device*, *cause*."""
+
+    def __init__(self, *, device: str, cause: str) -> None:
+        super().__init__(device=device, cause=cause)
+
+    def __str__(self) -> str:
+        return (
+            f"this handle could not be opened as an event on {self.device}: {self.cause}. A handle opens only in "
+            "another process than its maker's, on the same host, and while the maker keeps its event alive"
+        )
+
+
 class CaptureError(StreamError):
     """The call isn't allowed while its stream is captured into a graph. Facts: *operation*, *stream*."""
 
@@ -300,6 +314,7 @@ __all__ = [
     "EventNotRecordedError",
     "EventOverwrittenWarning",
     "ForkedProcessError",
+    "IpcHandleError",
     "RecordStreamWarning",
     "StreamError",
     "StreamTypeError",

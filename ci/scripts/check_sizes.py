@@ -2,8 +2,8 @@
 
     check_sizes.py [FOLDER]
 
-A module has at most 500 lines. No module or folder is named utils, helpers, manager or common, alone or as a part
-of its name: such a file has no subject and collects what should have one.
+A module has at most 500 lines. No module or folder is named utils, helpers, manager or common, alone or as a
+part of its name: such a file has no subject and collects what should have one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ def problems(package: Path) -> list[str]:
     for name in names:
         refused = REFUSED.intersection(name.lower().split("_"))
         if refused:
-            found.append(f"{package.name}: the name {name} contains '{min(refused)}'; name the subject instead")
+            found.append(
+                f"{package.name}: the name {name} contains '{min(refused)}'; name the subject instead"
+            )
     return found
 
 

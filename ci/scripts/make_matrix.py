@@ -62,7 +62,11 @@ def problems(matrix: Matrix, *, tox_torch: dict[str, str]) -> list[str]:
         matrix: the rows by vendor.
         tox_torch: the torch release of each tox environment that runs the tests on the CPU.
     """
-    found = [f"{vendor} is not a vendor; known are {', '.join(VENDORS)}" for vendor in matrix if vendor not in VENDORS]
+    found = [
+        f"{vendor} is not a vendor; known are {', '.join(VENDORS)}"
+        for vendor in matrix
+        if vendor not in VENDORS
+    ]
     for vendor in VENDORS:
         rows = matrix.get(vendor) or []
         if not any(row.get("when") == "change" for row in rows):
@@ -81,7 +85,11 @@ def _row_problems(row: Row, *, vendor: str, tox_torch: dict[str, str]) -> list[s
     found += [f"{name}: {key} is not a known key" for key in sorted(row.keys() - wanted)]
     if found:
         return found
-    found += [f"{name}: {key} must be text, in quotes" for key in ("python", "torch") if not isinstance(row[key], str)]
+    found += [
+        f"{name}: {key} must be text, in quotes"
+        for key in ("python", "torch")
+        if not isinstance(row[key], str)
+    ]
     if row["when"] not in {"change", "nightly"}:
         found.append(f"{name}: when is {row['when']!r}, but must be change or nightly")
     if vendor == "cpu":
@@ -99,14 +107,17 @@ def _cpu_problems(row: Row, *, tox_torch: dict[str, str]) -> list[str]:
         found.append(f"{row['id']}: tox has no environment {row['env']} that installs torch")
     elif tox_torch[row["env"]] != row["torch"]:
         found.append(
-            f"{row['id']}: the matrix says torch {row['torch']}, tox -e {row['env']} installs {tox_torch[row['env']]}"
+            f"{row['id']}: the row says torch {row['torch']}, "
+            f"but tox -e {row['env']} installs {tox_torch[row['env']]}"
         )
     return found
 
 
 def _gpu_problems(row: Row, *, vendor: str) -> list[str]:
     labels = ("self-hosted", vendor, row["arch"], f"x{row['gpus']}")
-    found = [f"{row['id']}: the runner lacks the label {label}" for label in labels if label not in row["runner"]]
+    found = [
+        f"{row['id']}: the runner lacks the label {label}" for label in labels if label not in row["runner"]
+    ]
     flavour = {"nvidia": "cu", "amd": "rocm"}[vendor]
     if not row["index"].startswith(flavour):
         found.append(f"{row['id']}: the torch build {row['index']} is not one for {vendor}")
@@ -127,7 +138,9 @@ def tox_torch_releases(pyproject: dict[str, Any]) -> dict[str, str]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; return its exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=[*VENDORS, "check"])
     parser.add_argument("--nightly", action="store_true", help="also the rows with `when: nightly`")
     parser.add_argument("--matrix", type=Path, default=ROOT / "ci" / "matrix.yml")
