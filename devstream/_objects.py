@@ -40,14 +40,17 @@ _unrecorded_waits_logged: set[tuple[str, int]] = set()
 
 _resolve: Callable[[DeviceArg], tuple[AnyBackend, int | None]]
 _owner: Callable[[object], AnyBackend]
+_note_owner: Callable[[Any, AnyBackend], None]
 
 
 def bind(
-    resolve: Callable[[DeviceArg], tuple[AnyBackend, int | None]], owner: Callable[[object], AnyBackend]
+    resolve: Callable[[DeviceArg], tuple[AnyBackend, int | None]],
+    owner: Callable[[object], AnyBackend],
+    note_owner: Callable[[Any, AnyBackend], None],
 ) -> None:
     """Let the registry say which backend serves a device (*resolve*) and whose an object is (*owner*)."""
-    global _resolve, _owner
-    _resolve, _owner = resolve, owner
+    global _resolve, _owner, _note_owner
+    _resolve, _owner, _note_owner = resolve, owner, note_owner
 
 
 def describe(stream: object, backend: AnyBackend) -> str:
@@ -76,9 +79,10 @@ class Stream(torch.Stream):
 
     _backend: ClassVar[AnyBackend]
 
-    def __new__(cls, device: DeviceArg = None, *, priority: PriorityArg = 0) -> Stream:
+    def __new__(cls, device: DeviceArg = None, *, priority: PriorityArg = 0) -> Stream:  # noqa: PYI034 - see below
         """Return a stream of the class that the device's backend hands out."""
-        return create_stream(device, priority)
+        made: Stream = create_stream(device, priority)
+        return made
 
     def wait_event(self, event: Any) -> None:  # Any: ours or any vendor's; torch's stub names its own class
         """Make later work in this stream wait until *event* has happened.
@@ -90,6 +94,8 @@ class Stream(torch.Stream):
 
     def wait_stream(self, stream: Any) -> None:  # Any: whatever `devstream.wrap` takes
         """Make later work in this stream wait for all work issued to *stream* so far."""
+        if stream is None:
+            raise StreamTypeError(operation="wait_stream", got=stream, expected="a stream")
         wait(self, record(None, stream), self._backend)
 
     def record_event(self, event: Any = None) -> Any:  # Any: see wait_event
@@ -140,9 +146,15 @@ class Stream(torch.Stream):
 def create_stream(device: DeviceArg, priority: PriorityArg) -> Any:  # Any: a plug-in's class may be its own
     """Return a new stream of *device*'s backend, its priority clamped."""
     backend, index = _resolve(device)
-    if index is None:
-        index = backend.current_index()
-    return backend.create_stream(index, priority=clamp_priority(priority, backend.priority_range(index)))
+    return make_stream(backend, backend.current_index() if index is None else index, priority)
+
+
+def make_stream(backend: AnyBackend, index: int, priority: PriorityArg) -> Any:  # Any: see create_stream
+    """Return a new stream of device *index* of *backend*, its priority clamped."""
+    made = backend.create_stream(index, priority=clamp_priority(priority, backend.priority_range(index)))
+    if not isinstance(made, Stream):
+        _note_owner(made, backend)
+    return made
 
 
 def clamp_priority(priority: PriorityArg, limits: tuple[int, int]) -> int:
@@ -246,13 +258,14 @@ class Event:
         interprocess: bool,
         native: object = None,
     ) -> None:
-        has = backend.capabilities(index or 0)
-        if timing and Capability.TIMING not in has:
-            raise backend.lacks(Capability.TIMING, "Event(enable_timing=True), which elapsed_time needs,")
-        if blocking and Capability.BLOCKING_EVENTS not in has:
-            raise backend.lacks(Capability.BLOCKING_EVENTS, "Event(blocking=True)")
-        if interprocess and Capability.IPC_EVENTS not in has:
-            raise backend.lacks(Capability.IPC_EVENTS, "Event(interprocess=True)")
+        if timing or blocking or interprocess:
+            has = backend.capabilities(index or 0)
+            if timing and Capability.TIMING not in has:
+                raise backend.lacks(Capability.TIMING, "Event(enable_timing=True), which elapsed_time needs,")
+            if blocking and Capability.BLOCKING_EVENTS not in has:
+                raise backend.lacks(Capability.BLOCKING_EVENTS, "Event(blocking=True)")
+            if interprocess and Capability.IPC_EVENTS not in has:
+                raise backend.lacks(Capability.IPC_EVENTS, "Event(interprocess=True)")
         if interprocess and timing:
             raise ValueError("an interprocess event keeps no time; give only one of interprocess, enable_timing")
         self._cast_guard_1 = self._cast_guard_2 = _GUARD

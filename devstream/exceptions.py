@@ -13,6 +13,7 @@
        ├─ EventNotRecordedError     + ValueError
        ├─ EventNotReadyError
        ├─ TimingDisabledError       + ValueError
+       ├─ StreamNotEnteredError
        ├─ ForkedProcessError
        ├─ IpcHandleError
        └─ CaptureError
@@ -85,7 +86,7 @@ class BackendNotFoundError(BackendError, LookupError):
         super().__init__(wanted=wanted, known=tuple(known), decided_by=decided_by)
 
     def __str__(self) -> str:
-        near = get_close_matches(self.wanted, self.known, n=1)
+        near = [name for name in get_close_matches(self.wanted, self.known) if name != self.wanted]
         guess = f"Did you mean {near[0]!r}? " if near else ""
         return (
             f"no backend for {self.wanted!r} (asked for by {self.decided_by}); known backends: "
@@ -218,6 +219,19 @@ class TimingDisabledError(StreamError, ValueError):
         )
 
 
+class StreamNotEnteredError(StreamError):
+    """A ``with`` block of a stream was left in a thread that had not entered it. Facts: *stream*, *thread*."""
+
+    def __init__(self, *, stream: object, thread: str) -> None:
+        super().__init__(stream=stream, thread=thread)
+
+    def __str__(self) -> str:
+        return (
+            f"leaving the block of {self.stream}: thread {self.thread!r} is in no such block; enter and leave it in "
+            "one thread, since the current stream belongs to the thread"
+        )
+
+
 class ForkedProcessError(StreamError):
     """A forked child used a device that its parent had opened. Facts: *operation*, *device*."""
 
@@ -317,6 +331,7 @@ __all__ = [
     "IpcHandleError",
     "RecordStreamWarning",
     "StreamError",
+    "StreamNotEnteredError",
     "StreamTypeError",
     "TimingDisabledError",
     "UnsupportedError",
