@@ -5,7 +5,11 @@ Each flag answers a question by name and says which release makes it needless; c
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 #: ``torch.Stream.is_capturing`` exists. Needless once the floor is torch 2.13.
 HAS_STREAM_IS_CAPTURING = hasattr(torch.Stream, "is_capturing")
@@ -23,6 +27,30 @@ def cpu_stream_type() -> int:
     return int(torch.Stream(device="cpu").device_type)
 
 
+_StreamT = TypeVar("_StreamT", bound=torch.Stream)
+
+
+def stream_from_ids(cls: type[_StreamT], stream_id: int, device_index: int, device_type: int) -> _StreamT:
+    """Return an object of *cls*, a subclass of ``torch.Stream``, for the queue with these ids."""
+    # The keywords are what torch.cuda.Stream itself passes; the stub of torch.Stream leaves them out.
+    return torch.Stream.__new__(cls, stream_id=stream_id, device_index=device_index, device_type=device_type)
+
+
+def native_handle(stream: torch.Stream) -> int:
+    """Return torch's own ``native_handle`` of *stream*, whatever a subclass says; the stub leaves it out."""
+    return int(torch.Stream.native_handle.__get__(stream))  # type: ignore[attr-defined]
+
+
 def event_was_recorded(event: torch.Event) -> bool:
     """Say whether a native accelerator event was ever recorded: torch makes the real event at its first record."""
     return int(event.event_id) != 0
+
+
+__all__ = [
+    "HAS_STREAM_IS_CAPTURING",
+    "TorchDispatchMode",
+    "cpu_stream_type",
+    "default_accelerator_type",
+    "event_was_recorded",
+    "tree_leaves",
+]

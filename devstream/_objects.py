@@ -40,14 +40,17 @@ _unrecorded_waits_logged: set[tuple[str, int]] = set()
 
 _resolve: Callable[[DeviceArg], tuple[AnyBackend, int | None]]
 _owner: Callable[[object], AnyBackend]
+_note_owner: Callable[[Any, AnyBackend], None]
 
 
 def bind(
-    resolve: Callable[[DeviceArg], tuple[AnyBackend, int | None]], owner: Callable[[object], AnyBackend]
+    resolve: Callable[[DeviceArg], tuple[AnyBackend, int | None]],
+    owner: Callable[[object], AnyBackend],
+    note_owner: Callable[[Any, AnyBackend], None],
 ) -> None:
     """Let the registry say which backend serves a device (*resolve*) and whose an object is (*owner*)."""
-    global _resolve, _owner
-    _resolve, _owner = resolve, owner
+    global _resolve, _owner, _note_owner
+    _resolve, _owner, _note_owner = resolve, owner, note_owner
 
 
 def describe(stream: object, backend: AnyBackend) -> str:
@@ -76,9 +79,10 @@ class Stream(torch.Stream):
 
     _backend: ClassVar[AnyBackend]
 
-    def __new__(cls, device: DeviceArg = None, *, priority: PriorityArg = 0) -> Stream:
+    def __new__(cls, device: DeviceArg = None, *, priority: PriorityArg = 0) -> Stream:  # noqa: PYI034 - see below
         """Return a stream of the class that the device's backend hands out."""
-        return create_stream(device, priority)
+        made: Stream = create_stream(device, priority)
+        return made
 
     def wait_event(self, event: Any) -> None:  # Any: ours or any vendor's; torch's stub names its own class
         """Make later work in this stream wait until *event* has happened.
@@ -90,6 +94,8 @@ class Stream(torch.Stream):
 
     def wait_stream(self, stream: Any) -> None:  # Any: whatever `devstream.wrap` takes
         """Make later work in this stream wait for all work issued to *stream* so far."""
+        if stream is None:
+            raise StreamTypeError(operation="wait_stream", got=stream, expected="a stream")
         wait(self, record(None, stream), self._backend)
 
     def record_event(self, event: Any = None) -> Any:  # Any: see wait_event
@@ -140,9 +146,15 @@ class Stream(torch.Stream):
 def create_stream(device: DeviceArg, priority: PriorityArg) -> Any:  # Any: a plug-in's class may be its own
     """Return a new stream of *device*'s backend, its priority clamped."""
     backend, index = _resolve(device)
-    if index is None:
-        index = backend.current_index()
-    return backend.create_stream(index, priority=clamp_priority(priority, backend.priority_range(index)))
+    return make_stream(backend, backend.current_index() if index is None else index, priority)
+
+
+def make_stream(backend: AnyBackend, index: int, priority: PriorityArg) -> Any:  # Any: see create_stream
+    """Return a new stream of device *index* of *backend*, its priority clamped."""
+    made = backend.create_stream(index, priority=clamp_priority(priority, backend.priority_range(index)))
+    if not isinstance(made, Stream):
+        _note_owner(made, backend)
+    return made
 
 
 def clamp_priority(priority: PriorityArg, limits: tuple[int, int]) -> int:
@@ -172,6 +184,24 @@ def as_stream(stream: StreamArg) -> tuple[AnyBackend, Any]:  # Any: the backend'
 # -- events ----------------------------------------------------------------------------------------------
 
 
+def _object_at_a_low_byte_of(wanted: int) -> object:
+    """Return an object whose address ends in this byte."""
+    kept = []  # so that no address comes twice
+    while True:
+        kept.append(object())
+        if id(kept[-1]) & 0xFF == wanted:
+            return kept[-1]
+
+
+# [Note: Why an event carries two guards]
+# torch.Stream.wait_event casts whatever it is given to torch.Event unchecked (torch 2.11 to 2.14), so an object of
+# another class is read as raw memory: mostly an error, now and then a wait that waits for nothing. The third and
+# fourth word of an Event lie where torch looks for the device type and for "was recorded". Both hold this object,
+# whose address reads as device type -16 and as recorded, so that the call raises RuntimeError each time.
+# Python lays slots out in the order of their names, which is why these two are named as they are.
+_GUARD = _object_at_a_low_byte_of(0xF0)
+
+
 class Event:
     """A point in a stream's work, for other streams and the host to wait for.
 
@@ -184,6 +214,9 @@ class Event:
     Raises:
         UnsupportedError: the backend lacks what an option asks for.
 
+    ``torch.Stream.wait_event`` and ``record_event`` of a stream that isn't ours refuse this class; call
+    ``event.wait(stream)`` and ``event.record(stream)``, which take every stream.
+
     A `wait` orders streams and returns at once; only `synchronize` holds the host. A wait binds to the record that
     was the last at the call: a later record doesn't move it.
     """
@@ -192,7 +225,8 @@ class Event:
         "__weakref__",
         "_backend",
         "_blocking",
-        "_device",
+        "_cast_guard_1",
+        "_cast_guard_2",
         "_index",
         "_interprocess",
         "_recorded",
@@ -224,19 +258,22 @@ class Event:
         interprocess: bool,
         native: object = None,
     ) -> None:
-        has = backend.capabilities(index or 0)
-        if timing and Capability.TIMING not in has:
-            raise backend.lacks(Capability.TIMING, "Event(enable_timing=True), which elapsed_time needs,")
-        if blocking and Capability.BLOCKING_EVENTS not in has:
-            raise backend.lacks(Capability.BLOCKING_EVENTS, "Event(blocking=True)")
-        if interprocess and Capability.IPC_EVENTS not in has:
-            raise backend.lacks(Capability.IPC_EVENTS, "Event(interprocess=True)")
+        if timing or blocking or interprocess:
+            has = backend.capabilities(index or 0)
+            if timing and Capability.TIMING not in has:
+                raise backend.lacks(Capability.TIMING, "Event(enable_timing=True), which elapsed_time needs,")
+            if blocking and Capability.BLOCKING_EVENTS not in has:
+                raise backend.lacks(Capability.BLOCKING_EVENTS, "Event(blocking=True)")
+            if interprocess and Capability.IPC_EVENTS not in has:
+                raise backend.lacks(Capability.IPC_EVENTS, "Event(interprocess=True)")
         if interprocess and timing:
             raise ValueError("an interprocess event keeps no time; give only one of interprocess, enable_timing")
+        self._cast_guard_1 = self._cast_guard_2 = _GUARD
         self._backend, self._index = backend, index
         self._timing, self._blocking, self._interprocess = timing, blocking, interprocess
         self._recorded = self._unseen = False
-        #: The backend's own event (``torch.Event`` or ``torch.cuda.Event`` on CUDA), for other libraries.
+        #: The backend's own event (``torch.Event`` or ``torch.cuda.Event`` on CUDA), for other libraries. Wait for it
+        #: by its own ``wait(stream)`` only: ``torch.Stream.wait_event`` of a ``torch.cuda.Event`` waits for nothing.
         self.native = (
             backend.create_event(index, enable_timing=timing, blocking=blocking, interprocess=interprocess)
             if native is None
@@ -248,6 +285,17 @@ class Event:
         event = cls.__new__(cls)
         event._setup(backend, index, False, False, False)
         return event
+
+    def _renew(self, index: int) -> Any:  # Any: the backend's own class
+        """Take a fresh native event; who waits for the old record is bound to the old one."""
+        if self._interprocess:
+            # Its handle is abroad, so it has to stay the same one: let the old record happen first.
+            self._backend.synchronize_event(self.native)
+        else:
+            self.native = self._backend.create_event(
+                index, enable_timing=self._timing, blocking=self._blocking, interprocess=False
+            )
+        return self.native
 
     @classmethod
     def from_ipc_handle(cls, device: DeviceArg, handle: bytes) -> Event:
@@ -378,6 +426,8 @@ def record(event: Any, stream: Any, backend: AnyBackend | None = None) -> Any:  
         _same_device("record", event._backend, event._index, event, owner, index, stream)
         if strict_depth and event._unseen:
             warnings.warn(warning(EventOverwrittenWarning, event=event), stacklevel=3)
+        if event._recorded and not owner.rerecord_overwrites:
+            native = event._renew(index)
         owner.record_event(native, stream)
         event._recorded = event._unseen = True
         event._index = index

@@ -29,11 +29,11 @@ from devstream import _compat, _objects
 from devstream.abc import AnyBackend, Backend, EventLike, StreamLike
 from devstream.exceptions import (
     BackendConflictError,
+    BackendError,
     BackendLoadError,
     BackendNotFoundError,
     BackendUnavailableError,
     DeviceMismatchError,
-    DevstreamError,
     StreamTypeError,
 )
 from devstream.typing import DeviceArg, HasCudaStream
@@ -100,7 +100,7 @@ def register(name: str, factory: Callable[[], AnyBackend]) -> None:
         BackendConflictError: the name is taken.
     """
     with _lock:
-        claim = f"{factory.__module__}:{factory.__qualname__}"
+        claim = f"{getattr(factory, '__module__', '?')}:{getattr(factory, '__qualname__', repr(factory))}"
         taken = _claims(name)
         if taken:
             raise BackendConflictError(name=name, first=taken[0], second=claim)
@@ -108,13 +108,18 @@ def register(name: str, factory: Callable[[], AnyBackend]) -> None:
 
 
 def unregister(name: str) -> None:
-    """Take back what `register` added."""
+    """Take back what `register` added.
+
+    Raises:
+        BackendNotFoundError: nothing was registered under this name.
+    """
     with _lock:
-        _registered.pop(name, None)
+        if name not in _registered:
+            raise BackendNotFoundError(wanted=name, known=sorted(_registered), decided_by="unregister")
+        del _registered[name]
         gone = _loaded.pop(name, None)
-        for table in (_by_type, _owners):
-            for key in [key for key, backend in table.items() if backend is gone]:  # type: ignore[attr-defined]
-                del table[key]  # type: ignore[attr-defined]
+        for key in [key for key, backend in _owners.items() if backend is gone]:
+            del _owners[key]
         _forget_choice()
 
 
@@ -124,24 +129,25 @@ def _make(name: str, decided_by: str) -> AnyBackend:
         raise BackendNotFoundError(wanted=name, known=names(), decided_by=decided_by)
     if len(claims) > 1:
         raise BackendConflictError(name=name, first=claims[0], second=claims[1])
+    # Through an entry point of our own: no backend is loaded in a way that a plug-in's isn't.
+    where, distribution = claims[0], "devstream"
+    factory: Callable[[], object] | None = None
     if name in _registered:
-        return _registered[name][0]()
-    if name in _BUILTINS:
-        # Through an entry point of our own: no backend is loaded in a way that a plug-in's isn't.
+        factory, distribution = _registered[name]
+    elif name in _BUILTINS:
         point = importlib.metadata.EntryPoint(name, _BUILTINS[name][1], GROUP)
-        distribution = "devstream"
     else:
         point = _found_entry_points()[name][0]
         distribution = _distribution(point)
     try:
-        backend = point.load()()
-    except DevstreamError:
+        backend = point.load()() if factory is None else factory()
+    except BackendError:
         raise
     except Exception as error:  # a plug-in's code may raise anything; it is re-raised with its name
         cause = f"{type(error).__name__}: {error}"
         raise BackendLoadError(name=name, distribution=distribution, cause=cause) from error
     if not isinstance(backend, Backend):
-        cause = f"{point.value} is no subclass of devstream.abc.Backend but {type(backend).__name__}"
+        cause = f"{where} makes no devstream.abc.Backend but an object of {type(backend).__name__}"
         raise BackendLoadError(name=name, distribution=distribution, cause=cause)
     return backend
 
@@ -189,9 +195,11 @@ def resolve(device: DeviceArg = None) -> tuple[AnyBackend, int | None]:
         backend, index = default_backend(), device
     elif isinstance(device, str | torch.device):
         parsed = _parse(device)
-        backend, index = for_type(parsed.type), parsed.index
-        if index is None:
+        backend = for_type(parsed.type)
+        named: int | None = parsed.index  # torch's stub forgets the None
+        if named is None:
             return backend, None
+        index = named
     else:
         raise StreamTypeError(operation="device=", got=device, expected="a torch.device, a str or an int")
     count = backend.device_count()
@@ -211,6 +219,14 @@ def _parse(device: str | torch.device) -> torch.device:
     try:
         return torch.device(device)
     except RuntimeError as error:
+        kind = device.partition(":")[0]
+        if kind in _found_entry_points():
+            load(kind, decided_by="the device argument")  # the plug-in's import teaches torch the device type
+            try:
+                return torch.device(device)
+            except RuntimeError as still:
+                reason = f"torch doesn't take {device!r} for a device, even after the plug-in's import: {still}"
+                raise BackendUnavailableError(name=kind, reason=reason) from still
         kinds = sorted({kind for kind, _ in _BUILTINS.values()} - {"*"} | set(_found_entry_points()))
         raise BackendNotFoundError(wanted=device, known=kinds, decided_by="the device argument") from error
 
@@ -235,6 +251,13 @@ def for_type(device_type: str) -> AnyBackend:
         with _lock:
             backend = _by_type[device_type] = _select(device_type)
     return backend
+
+
+def in_use() -> list[AnyBackend]:
+    """Return the backends that serve a device type in this process so far, the default device's last."""
+    default = default_backend()
+    with _lock:
+        return [*(backend for backend in _by_type.values() if backend is not default), default]
 
 
 def _select(device_type: str) -> AnyBackend:
@@ -322,8 +345,9 @@ def owner(item: object) -> AnyBackend:
 
 def note_owner(item: Any, backend: AnyBackend) -> None:  # Any: a stream of a plug-in's own class
     """Remember that streams of *item*'s class and device type come from *backend*."""
-    if not isinstance(item, _objects.Stream):
+    # A class of torch's own is no sign: every backend of that device type hands it out.
+    if not isinstance(item, _objects.Stream) and type(item).__module__.partition(".")[0] != "torch":
         _owners.setdefault((type(item), backend.device_type), backend)
 
 
-_objects.bind(resolve, owner)
+_objects.bind(resolve, owner, note_owner)

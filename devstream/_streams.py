@@ -6,12 +6,13 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, ParamSpec, TypeVar
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 
 from devstream import _observe, _registry
-from devstream._objects import Event, Stream, as_stream, create_stream
+from devstream._objects import Event, Stream, as_stream, create_stream, make_stream
 from devstream.abc import AnyBackend, Capability, DeviceSpec, StreamArg
 from devstream.exceptions import DeviceMismatchError, RecordStreamWarning, StreamTypeError, warning
 from devstream.typing import DeviceArg
@@ -19,8 +20,8 @@ from devstream.typing import DeviceArg
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_named: dict[tuple[str, int, str], Any] = {}  # Any: a stream of any backend
-_named_lock = threading.Lock()
+_named: dict[tuple[AnyBackend, int, str], Any] = {}  # Any: a stream of any backend
+_named_lock = threading.RLock()  # re-entrant: a finalizer that the garbage collector runs may ask for a stream
 
 
 # -- current and default ---------------------------------------------------------------------------------
@@ -49,8 +50,8 @@ def stream(s: StreamArg | None) -> AbstractContextManager[Any]:  # Any: the stre
 def _switched(backend: AnyBackend, s: Any) -> Iterator[Any]:  # Any: the backend's own class
     previous = backend.current_stream(None)
     here = backend.current_stream(backend.stream_index(s))  # what was current on the device that s is on
-    _set(backend, s)
     try:
+        _set(backend, s)  # inside, since an observer may raise after the switch
         yield s
     finally:
         # Both: s may be on another device, whose own current stream must come back as well.
@@ -108,40 +109,46 @@ def named_stream(purpose: str, device: DeviceArg = None) -> Any:  # Any: a Strea
     Every fresh stream brings a memory pool of its own; code that makes one each epoch grows until the
     vendor's pool of streams wraps. A named stream is the same one each time.
     """
-    if not isinstance(purpose, str) or not purpose:
+    if not purpose or not isinstance(purpose, str):
         raise StreamTypeError(operation="named_stream", got=purpose, expected="a non-empty str as purpose")
     backend, index = _registry.resolve(device)
     index = backend.current_index() if index is None else index
-    key = (backend.name, index, purpose)
+    key = (backend, index, purpose)  # not its name: another backend may be registered under that one later
     with _named_lock:
         if key not in _named:
-            made = backend.create_stream(index, priority=0)
-            _registry.note_owner(made, backend)
-            _named[key] = made
+            _named[key] = make_stream(backend, index, 0)
         return _named[key]
 
 
 def carry_streams(function: Callable[P, R]) -> Callable[P, R]:
     """Return *function* made to run under the streams that are current here, in whatever thread calls it.
 
-    A plain thread starts on the default stream of every device. Restores the thread's own streams afterwards.
+    A plain thread starts on the default stream of every device. Carries the streams of every backend in use, and
+    restores the thread's own streams afterwards.
     """
-    backend = _registry.default_backend()
-    here = [backend.current_stream(index) for index in range(backend.device_count())]
-    last = backend.current_stream(None)  # set last, so that its device is the current one again
+    here = _all_current()
 
+    @wraps(function)
     def carried(*args: P.args, **kwargs: P.kwargs) -> R:
-        before = [backend.current_stream(index) for index in range(backend.device_count())]
-        before.append(backend.current_stream(None))
-        for own in (*here, last):
-            backend.set_stream(own)
+        before = _all_current()
         try:
+            for backend, own in here:
+                _set(backend, own)
             return function(*args, **kwargs)
         finally:
-            for own in before:
-                backend.set_stream(own)
+            for backend, own in before:
+                _set(backend, own)
 
     return carried
+
+
+def _all_current() -> list[tuple[AnyBackend, Any]]:  # Any: a stream of any backend
+    """Return this thread's current streams, on each device of each backend in use, in the order to set them."""
+    found = []
+    for backend in _registry.in_use():
+        found += [(backend, backend.current_stream(index)) for index in range(backend.device_count())]
+        found.append((backend, backend.current_stream(None)))  # last, so that its device is the current one again
+    return found
 
 
 # -- memory ----------------------------------------------------------------------------------------------
@@ -192,7 +199,7 @@ def wrap(native_or_handle: StreamArg | int, device: DeviceArg = None) -> Any:  #
     if isinstance(native_or_handle, int) and not isinstance(native_or_handle, bool):
         backend, index = _registry.resolve(device)
         return backend.wrap_handle(native_or_handle, backend.current_index() if index is None else index)
-    backend, own = as_stream(native_or_handle)
+    backend, own = as_stream(cast("StreamArg", native_or_handle))
     if device is not None:
         wanted, index = _registry.resolve(device)
         if wanted is not backend or index not in (None, backend.stream_index(own)):

@@ -103,11 +103,14 @@ class Backend(abc.ABC, Generic[StreamT, EventT]):
         name: the backend's name, as in the entry point and in ``DEVSTREAM_BACKEND``.
         device_type: the ``torch.device`` type that it serves.
         context_reports: ``with s:`` over its streams reports the switch to the seam by itself.
+        rerecord_overwrites: recording an event again before its last record has happened is defined; where it
+            isn't, devstream takes a fresh native event for each record.
     """
 
     name: ClassVar[str]
     device_type: str
     context_reports: ClassVar[bool] = False
+    rerecord_overwrites: ClassVar[bool] = True
 
     # -- the twelve ------------------------------------------------------------------------------------
 
@@ -241,6 +244,10 @@ class Backend(abc.ABC, Generic[StreamT, EventT]):
     def elapsed_ms(self, start: EventT, end: EventT) -> float:
         """Return the milliseconds between two events that have happened."""
         raise self.lacks(Capability.TIMING, "elapsed_time")
+
+    def dlpack_stream(self, stream: StreamT) -> int:
+        """Return the number that ``tensor.__dlpack__(stream=...)`` takes for *stream*."""
+        raise self.lacks(Capability.NATIVE_HANDLE, "dlpack_stream")
 
     def ipc_handle(self, event: EventT) -> bytes:
         """Return what another process needs to open *event*."""

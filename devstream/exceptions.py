@@ -15,7 +15,9 @@
        ├─ EventNotRecordedError     + ValueError
        ├─ EventNotReadyError
        ├─ TimingDisabledError       + ValueError
+       ├─ StreamNotEnteredError
        ├─ ForkedProcessError
+       ├─ IpcHandleError
        └─ CaptureError
 
     DevstreamWarning                + UserWarning
@@ -87,7 +89,7 @@ class BackendNotFoundError(BackendError, LookupError):
         super().__init__(wanted=wanted, known=tuple(known), decided_by=decided_by)
 
     def __str__(self) -> str:
-        near = get_close_matches(self.wanted, self.known, n=1)
+        near = [name for name in get_close_matches(self.wanted, self.known) if name != self.wanted]
         guess = f"Did you mean {near[0]!r}? " if near else ""
         return (
             f"no backend for {self.wanted!r} (asked for by {self.decided_by}); known backends: "
@@ -243,6 +245,19 @@ class TimingDisabledError(StreamError, ValueError):
         )
 
 
+class StreamNotEnteredError(StreamError):
+    """A ``with`` block of a stream was left in a thread that had not entered it. Facts: *stream*, *thread*."""
+
+    def __init__(self, *, stream: object, thread: str) -> None:
+        super().__init__(stream=stream, thread=thread)
+
+    def __str__(self) -> str:
+        return (
+            f"leaving the block of {self.stream}: thread {self.thread!r} is in no such block; enter and leave it in "
+            "one thread, since the current stream belongs to the thread"
+        )
+
+
 class ForkedProcessError(StreamError):
     """A forked child used a device that its parent had opened. Facts: *operation*, *device*."""
 
@@ -253,6 +268,19 @@ class ForkedProcessError(StreamError):
         return (
             f"{self.operation} in a forked child: {self.device} was opened by the parent process and can't be "
             'used here; start the child with multiprocessing.get_context("spawn")'
+        )
+
+
+class IpcHandleError(StreamError):
+    """An interprocess event could not be opened. Facts: *device*, *cause*."""
+
+    def __init__(self, *, device: str, cause: str) -> None:
+        super().__init__(device=device, cause=cause)
+
+    def __str__(self) -> str:
+        return (
+            f"this handle could not be opened as an event on {self.device}: {self.cause}. A handle opens only in "
+            "another process than its maker's, on the same host, and while the maker keeps its event alive"
         )
 
 
@@ -336,9 +364,11 @@ __all__ = [
     "EventOverwrittenWarning",
     "FileFormatError",
     "ForkedProcessError",
+    "IpcHandleError",
     "MissingExtraError",
     "RecordStreamWarning",
     "StreamError",
+    "StreamNotEnteredError",
     "StreamTypeError",
     "TimingDisabledError",
     "UnsupportedError",

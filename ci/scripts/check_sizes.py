@@ -2,8 +2,8 @@
 
     check_sizes.py [FOLDER]
 
-A module has at most 500 lines. No module or folder is named utils, helpers, manager or common, alone or as a part
-of its name: such a file has no subject and collects what should have one.
+A module has at most 500 lines. No module or folder is named utils, helpers, manager or common, alone or as a
+part of its name: such a file has no subject and collects what should have one.
 """
 
 from __future__ import annotations

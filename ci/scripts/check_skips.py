@@ -2,9 +2,9 @@
 
     check_skips.py JUNIT_FILE_OR_FOLDER ... [--allowed ci/skips.toml]
 
-A test that is skipped everywhere tests nothing and looks green. It fails here unless ci/skips.toml lists it with a
-reason. An entry of that list whose test ran fails too, so that the list only shrinks. Expected failures are runs,
-not skips.
+A test that is skipped everywhere tests nothing and looks green. It fails here unless ci/skips.toml lists it
+with a reason. An entry of that list whose test ran fails too, so that the list only shrinks. Expected
+failures are runs, not skips.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def junit_files(paths: Iterable[Path]) -> list[Path]:
 def outcomes(file: Path) -> dict[str, str | None]:
     """Return the tests of one junit file, each with the message of its skip, or None if it ran."""
     found: dict[str, str | None] = {}
-    for case in ET.parse(file).getroot().iter("testcase"):  # noqa: S314 - our own pytest wrote it
+    for case in ET.parse(file).getroot().iter("testcase"):
         skip = case.find("skipped")
         skipped = skip is not None and skip.get("type") != "pytest.xfail"
         name = f"{case.get('classname')}::{case.get('name')}"
@@ -47,11 +47,15 @@ def problems(runs: list[dict[str, str | None]], *, allowed: dict[str, str]) -> l
     skips = {name: message for run in runs for name, message in run.items() if message is not None}
     ran = {name for run in runs for name, message in run.items() if message is None}
     found = [
-        f"{name} is skipped in every configuration ({skips[name]}); run it somewhere, or list it in ci/skips.toml"
+        f"{name} is skipped in every configuration ({skips[name]}); run it, or list it in ci/skips.toml"
         for name in sorted(skips.keys() - ran - allowed.keys())
     ]
-    found += [f"{name} is listed in ci/skips.toml, but it ran; remove the entry" for name in sorted(allowed.keys() & ran)]
-    found += [f"{name} is listed in ci/skips.toml without a reason" for name, reason in allowed.items() if not reason]
+    found += [
+        f"{name} is listed in ci/skips.toml, but it ran; remove the entry" for name in sorted(allowed.keys() & ran)
+    ]
+    found += [
+        f"{name} is listed in ci/skips.toml without a reason" for name, reason in allowed.items() if not reason
+    ]
     return found
 
 

@@ -1,10 +1,10 @@
-"""Check that the GPU jobs of ci/matrix.yml really ran, on the vendor and the devices that the matrix promises.
+"""Check that the GPU jobs of ci/matrix.yml really ran, with the devices that the matrix promises.
 
     check_started.py REPORTS [--nightly] [--vendor nvidia|amd ...]
 
-REPORTS holds one folder per row, named after its id, with the gpu-report.txt that ci/scripts/gpu_report.sh printed.
-A row without a report is a runner that was never started: a job that waits for a missing label, or a workflow that
-left a vendor out, must not pass as green.
+REPORTS holds one folder per row, named after its id, with the gpu-report.txt that ci/scripts/gpu_report.sh
+printed. A row without a report is a runner that was never started: a job that waits for a missing label, or a
+workflow that left a vendor out, must not pass as green.
 """
 
 from __future__ import annotations

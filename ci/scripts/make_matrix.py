@@ -62,7 +62,9 @@ def problems(matrix: Matrix, *, tox_torch: dict[str, str]) -> list[str]:
         matrix: the rows by vendor.
         tox_torch: the torch release of each tox environment that runs the tests on the CPU.
     """
-    found = [f"{vendor} is not a vendor; known are {', '.join(VENDORS)}" for vendor in matrix if vendor not in VENDORS]
+    found = [
+        f"{vendor} is not a vendor; known are {', '.join(VENDORS)}" for vendor in matrix if vendor not in VENDORS
+    ]
     for vendor in VENDORS:
         rows = matrix.get(vendor) or []
         if not any(row.get("when") == "change" for row in rows):
@@ -81,7 +83,9 @@ def _row_problems(row: Row, *, vendor: str, tox_torch: dict[str, str]) -> list[s
     found += [f"{name}: {key} is not a known key" for key in sorted(row.keys() - wanted)]
     if found:
         return found
-    found += [f"{name}: {key} must be text, in quotes" for key in ("python", "torch") if not isinstance(row[key], str)]
+    found += [
+        f"{name}: {key} must be text, in quotes" for key in ("python", "torch") if not isinstance(row[key], str)
+    ]
     if row["when"] not in {"change", "nightly"}:
         found.append(f"{name}: when is {row['when']!r}, but must be change or nightly")
     if vendor == "cpu":
@@ -99,7 +103,8 @@ def _cpu_problems(row: Row, *, tox_torch: dict[str, str]) -> list[str]:
         found.append(f"{row['id']}: tox has no environment {row['env']} that installs torch")
     elif tox_torch[row["env"]] != row["torch"]:
         found.append(
-            f"{row['id']}: the matrix says torch {row['torch']}, tox -e {row['env']} installs {tox_torch[row['env']]}"
+            f"{row['id']}: the row says torch {row['torch']}, "
+            f"but tox -e {row['env']} installs {tox_torch[row['env']]}"
         )
     return found
 

@@ -5,12 +5,22 @@ Work runs at once, in the order of its issue. Everything else is real: streams a
 time, waits bind to the record that was the last. torch knows only one CPU, so all tensors are on ``cpu``;
 ``cpu:0``'s streams say ``cpu`` too.
 
-What a latch holds are events, waits and what comes behind them, not tensor operations, which have run by then.
+What a latch holds are events and waits, not work: tensor operations, copies and host functions issued behind a
+latch run, and only their events wait for it.
+
+torch makes its CPU streams with device index -1, and ours of ``cpu:0`` do likewise: a native stream of the same
+id is equal to ours and hashes alike. A native stream that was made by hand with ``device_index=0`` is taken for the
+same queue, but torch itself never finds it equal to one of index -1; compare what `devstream.wrap` returns.
 
 [Note: When the host blocks on the CPU]
 A stream's copies and host functions run on a thread. Tensor operations that come after them run in the caller,
-at once; so whoever makes a stream current, or makes a current stream wait, blocks until that thread is done.
-Behind a latch it doesn't block, because the caller is usually who will release it.
+at once; so whoever makes a stream current, or makes a current stream wait, blocks until that thread is done, and
+gets the error that its work raised. What is launched on a stream that is current in any thread runs at once, or the
+operations there would overtake it. Nobody blocks on a latch, because the caller is usually who will release it.
+
+[Note: An error on a stream]
+What a copy or host function raises is raised by whoever waits for it, and what comes behind it on its stream doesn't
+run. `synchronize` of the stream or the device reports it and clears the stream for use.
 """
 
 from __future__ import annotations
@@ -18,20 +28,24 @@ from __future__ import annotations
 import itertools
 import os
 import platform
-import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Self
 
 import torch
 
 from devstream import _compat, _observe
 from devstream._objects import Stream
 from devstream.abc import Backend, Capability, DeviceSpec
+from devstream.backends._cpu_current import CurrentStreams, Threads
 from devstream.backends._cpu_queue import Point, Timeline, Worker
-from devstream.exceptions import DeviceMismatchError, StreamTypeError, UnsupportedError
+from devstream.exceptions import (
+    DeviceMismatchError,
+    StreamTypeError,
+    UnsupportedError,
+)
 
 SCHEDULES = ("inline",)
 PROFILES = ("cpu",)
@@ -71,27 +85,23 @@ class CpuStream(Stream):
 
     tail: Point | None
     requested_priority: int
-    current_in: int
+    worker: Worker
 
-    def __new__(cls, backend: CpuBackend, index: int, stream_id: int, requested_priority: int = 0) -> CpuStream:  # type: ignore[misc]
+    def __new__(cls, backend: CpuBackend, index: int, stream_id: int, requested_priority: int = 0) -> Self:
         """Return the stream with this id; only the backend calls it."""
-        # torch's own constructor takes ids only by keyword, and has one CPU: its index is -1.
-        self = torch.Stream.__new__(
-            cls, stream_id=stream_id, device_index=index or -1, device_type=backend.torch_type
-        )
+        # torch has one CPU: its index is -1.
+        self = _compat.stream_from_ids(cls, stream_id, index or -1, backend.torch_type)
         self.tail = None
         self.requested_priority = requested_priority
-        self.current_in = 0  # how many threads have it current, beside those that never chose one
         self.worker = Worker(f"devstream-cpu-{index}-{stream_id}")
         return self
 
-    def __enter__(self) -> CpuStream:
+    def __enter__(self) -> Self:
         self._backend.push(self)  # type: ignore[attr-defined]
         return self
 
-    def __exit__(self, *exc_info: object) -> Literal[False]:
+    def __exit__(self, *exc_info: object) -> None:
         self._backend.pop(self)  # type: ignore[attr-defined]
-        return False
 
 
 class CpuEvent:
@@ -112,15 +122,6 @@ class CpuEvent:
         cpu_timeline.wait(self.point)
 
 
-class _Thread(threading.local):
-    """What is current in one thread."""
-
-    def __init__(self) -> None:
-        self.index = 0
-        self.current: dict[int, CpuStream] = {}
-        self.entered: list[tuple[CpuStream, int, CpuStream | None]] = []
-
-
 cpu_timeline = Timeline()
 
 
@@ -136,16 +137,20 @@ class CpuBackend(Backend[CpuStream, CpuEvent]):
         self.torch_type = _compat.cpu_stream_type()
         self._stream_class = type("CpuStream", (CpuStream,), {"_backend": self, "__module__": __name__})
         self._ids = itertools.count(1)
-        self._lock = threading.Lock()
-        self._thread = _Thread()
+        # Re-entrant: the garbage collector may run a finalizer that makes a stream while this thread holds it.
+        self._lock = threading.RLock()
+        self._threads = Threads()
+        self._here = CurrentStreams(self._threads)
         self._streams: weakref.WeakValueDictionary[tuple[int, int], CpuStream] = weakref.WeakValueDictionary()
         self._defaults: dict[int, CpuStream] = {}
         self._native_events: weakref.WeakKeyDictionary[torch.Event, CpuEvent] = weakref.WeakKeyDictionary()
-        self._natives: weakref.WeakKeyDictionary[torch.Stream, CpuStream] = weakref.WeakKeyDictionary()
+        # By identity: two equal native streams each keep the queue alive.
+        self._natives: dict[int, tuple[weakref.ref[torch.Stream], CpuStream]] = {}
         self._running: set[tuple[int, Point]] = set()
         #: Which stream made a storage; filled in by `devstream.testing.cpu(strict=True)`.
         self.owners: weakref.WeakKeyDictionary[torch.UntypedStorage, CpuStream] = weakref.WeakKeyDictionary()
-        os.register_at_fork(after_in_child=self._after_fork)
+        after_fork = weakref.WeakMethod(self._after_fork)
+        os.register_at_fork(after_in_child=lambda: (alive := after_fork()) and alive())
 
     def unavailable_reason(self) -> str | None:
         """Say nothing: there is always a CPU."""
@@ -185,7 +190,10 @@ class CpuBackend(Backend[CpuStream, CpuEvent]):
 
     def create_stream(self, index: int, *, priority: int = 0) -> CpuStream:
         """Return a new queue; unlike an accelerator's pool, never one that was handed out before."""
-        return self._make(index, next(self._ids), priority)
+        with self._lock:
+            # A native stream may have brought an id that the counter had not reached.
+            stream_id = next(i for i in self._ids if (index, i) not in self._streams)
+            return self._make(index, stream_id, priority)
 
     def _make(self, index: int, stream_id: int, priority: int = 0) -> CpuStream:
         with self._lock:
@@ -205,42 +213,39 @@ class CpuBackend(Backend[CpuStream, CpuEvent]):
 
     def current_stream(self, index: int | None = None) -> CpuStream:
         """Return this thread's current queue."""
-        index = self._thread.index if index is None else index
-        return self._thread.current.get(index) or self.default_stream(index)
+        index = self._here.device if index is None else index
+        return self._here.chosen.get(index) or self.default_stream(index)
 
     def current_index(self) -> int:
         """Return this thread's current virtual device."""
-        return self._thread.index
+        return self._here.device
 
     def set_stream(self, stream: CpuStream) -> None:
         """Make *stream* current, after its asynchronous work (see the note above)."""
+        error = self._catch_up(stream)
+        if error is not None:
+            raise error
         index = self.stream_index(stream)
-        old = self._thread.current.get(index)
-        with self._lock:
-            stream.current_in += 1
-            if old is not None:
-                old.current_in -= 1
-        self._thread.current[index] = stream
-        self._thread.index = index
-        self._catch_up(stream.tail)
+        self._here.choose(stream, index, device=index)
 
     def push(self, stream: CpuStream) -> None:
         """Enter ``with stream:``."""
-        thread, index = self._thread, self.stream_index(stream)
+        error = self._catch_up(stream)
+        if error is not None:
+            raise error
         before = self.current_stream(None)
-        thread.entered.append((stream, thread.index, thread.current.get(index)))
-        self.set_stream(stream)
+        self._here.enter(stream, self.stream_index(stream))
         if _observe.subscribers:
-            _observe.publish(_observe.Switch(stream, before))
+            try:
+                _observe.publish(_observe.Switch(stream, before))
+            except BaseException:  # the block isn't entered then, so nobody would leave it
+                self._here.leave(stream)
+                raise
 
     def pop(self, stream: CpuStream) -> None:
         """Leave the innermost ``with`` block of *stream* and restore what it replaced."""
-        thread, index = self._thread, self.stream_index(stream)
-        # The innermost entry of this stream: generators may leave their blocks out of order.
-        at = max(i for i, entry in enumerate(thread.entered) if entry[0] is stream)
-        _, device, replaced = thread.entered.pop(at)
-        self.set_stream(replaced or self.default_stream(index))
-        thread.index = device
+        back = self._here.leave(stream) or self.default_stream(self.stream_index(stream))
+        self._catch_up(back)  # its error is for who synchronizes: leaving a block must not fail
         if _observe.subscribers:
             _observe.publish(_observe.Switch(self.current_stream(None), stream))
 
@@ -272,7 +277,10 @@ class CpuBackend(Backend[CpuStream, CpuEvent]):
             if native.stream_id == 0:
                 return self.default_stream(index)
             stream = self._make(index, native.stream_id)
-            self._natives.setdefault(native, stream)  # as long as the native one lives, so does its queue
+            # As long as the native one lives, so does its queue.
+            key, natives = id(native), self._natives
+            if stream is not native and key not in natives:
+                natives[key] = (weakref.ref(native, lambda _: natives.pop(key, None)), stream)
             return stream
         raise StreamTypeError(operation="a verb", got=native, expected="a stream of the CPU")
 
@@ -289,15 +297,34 @@ class CpuBackend(Backend[CpuStream, CpuEvent]):
 
     def synchronize_stream(self, stream: CpuStream) -> None:
         """Block until nothing of *stream* is outstanding."""
-        cpu_timeline.wait(stream.tail)
+        self._finish([stream.tail], [stream])
 
     def synchronize_device(self, index: int) -> None:
         """Block until nothing of any stream of the device is outstanding."""
         with self._lock:
-            points = [stream.tail for (at, _), stream in self._streams.items() if at == index]
-            points += [point for at, point in self._running if at == index]
+            # valuerefs() is one step, where a stream may appear or die during a loop over items().
+            alive = [stream for ref in self._streams.valuerefs() if (stream := ref()) is not None]
+            streams = [stream for stream in alive if self.stream_index(stream) == index]
+            points = [point for at, point in self._running if at == index]
+        self._finish([*(stream.tail for stream in streams), *points], streams)
+        with self._lock:
+            self._running = {one for one in self._running if not one[1].happened}
+
+    def _finish(self, points: Sequence[Point | None], streams: list[CpuStream]) -> None:
+        """Wait for all of *points*, then raise the first error; *streams* can be used again."""
+        first: BaseException | None = None
         for point in points:
-            cpu_timeline.wait(point)
+            try:
+                cpu_timeline.wait(point)
+            except BaseException as error:
+                if point is None or error is not point.error:  # not from the work: a Ctrl-C, or a fork
+                    raise
+                first = first or error
+        for stream in streams:
+            if stream.tail is not None and stream.tail.happened and stream.tail.error is not None:
+                stream.tail = None
+        if first is not None:
+            raise first
 
     # -- events ------------------------------------------------------------------------------------------
 
@@ -327,18 +354,18 @@ class CpuBackend(Backend[CpuStream, CpuEvent]):
     def record_event(self, event: CpuEvent, stream: CpuStream) -> None:
         """Put a point at the end of *stream*."""
         event.index = self.stream_index(stream)
-        event.point = stream.tail = cpu_timeline.after(stream.tail)
+        event.point = cpu_timeline.after(queue=stream)
 
     def wait_event(self, stream: CpuStream, event: CpuEvent) -> None:
         """Put the event's present point before whatever *stream* does next."""
         point = event.point
-        if point is None or point.happened:
-            if point is not None and point.error is not None:
-                stream.tail = cpu_timeline.after(stream.tail, point)
+        if point is None or (point.happened and point.error is None):
             return
-        stream.tail = cpu_timeline.after(stream.tail, point)
-        if stream.current_in or stream.stream_id == 0:
-            self._catch_up(stream.tail)
+        cpu_timeline.after(point, queue=stream)
+        if self._is_current(stream):
+            error = self._catch_up(stream, point)
+            if error is not None:
+                raise error
 
     def query_event(self, event: CpuEvent) -> bool:
         """Say whether the event has happened."""
@@ -350,21 +377,31 @@ class CpuBackend(Backend[CpuStream, CpuEvent]):
 
     def elapsed_ms(self, start: CpuEvent, end: CpuEvent) -> float:
         """Return milliseconds by the host's clock, of a resolution below a microsecond."""
-        assert start.point is not None and end.point is not None
+        assert start.point is not None
+        assert end.point is not None
         return (end.point.time_ns - start.point.time_ns) / 1e6
 
     # -- what is asynchronous ----------------------------------------------------------------------------
 
     def launch(self, task: Callable[[], None], stream: CpuStream) -> None:
-        """Run *task* in order on *stream*: on its thread, or at once where the stream is current or held."""
-        tail = stream.tail
-        if self.current_stream(self.stream_index(stream)) is stream or (tail is not None and tail.held and not tail.happened):
+        """Run *task* in order on *stream*: on its thread, or at once where the stream is current in some thread."""
+        if self._is_current(stream):
+            error = self._catch_up(stream)
+            if error is not None:
+                raise error
             task()
             return
-        point = stream.tail = stream.worker.run(cpu_timeline, task, tail)
-        entry = (self.stream_index(stream), point)
+        index = self.stream_index(stream)
+
+        def work() -> None:
+            with self._here.running(stream, index):
+                task()
+
+        point = stream.worker.run(cpu_timeline, work, stream)
         with self._lock:
-            self._running = {one for one in self._running if not one[1].happened} | {entry}
+            # A stream may be dropped while it works, so the device keeps the points too.
+            self._running = {one for one in self._running if not one[1].happened}
+            self._running.add((index, point))
 
     def copy(self, destination: torch.Tensor, source: torch.Tensor, stream: CpuStream) -> None:
         """Copy on the stream's thread."""
@@ -395,15 +432,19 @@ class CpuBackend(Backend[CpuStream, CpuEvent]):
         before, self.options = self.options, replace(self.options, **options)
         return before
 
-    def _catch_up(self, point: Point | None) -> None:
-        if point is not None and not point.happened and not point.held:
-            cpu_timeline.wait(point)
+    def _is_current(self, stream: CpuStream) -> bool:
+        """Say whether some thread issues operations to *stream*; each is on the default stream until it chooses."""
+        return stream.stream_id == 0 or self._threads.any_chose(stream, self.stream_index(stream))
+
+    def _catch_up(self, stream: CpuStream, point: Point | None = None) -> BaseException | None:
+        """Block until the work of *stream* has run; its own task waits only for *point*, or it would never end."""
+        return cpu_timeline.catch_up(point if self._here.runs is stream else stream.tail)
 
     def _after_fork(self) -> None:
         # Threads don't survive a fork: what they had not finished never will be in the child.
         global cpu_timeline
         cpu_timeline = Timeline()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._running = set()
         for stream in list(self._streams.values()):
             stream.tail = None
@@ -414,7 +455,7 @@ class CpuLatch:
     """Holds a stream of the CPU."""
 
     def __init__(self, stream: CpuStream) -> None:
-        self._gate = stream.tail = cpu_timeline.gate(stream.tail, held=True)
+        self._gate = cpu_timeline.gate(held=True, queue=stream)
         self._lock = threading.Lock()
         self._held = True
 
@@ -427,6 +468,7 @@ class CpuLatch:
 
 
 def _memory_bytes() -> int:
-    if sys.platform == "linux":
+    try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return 0
+    except (AttributeError, OSError, ValueError):  # a system that doesn't tell
+        return 0

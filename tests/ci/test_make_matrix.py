@@ -19,7 +19,14 @@ def matrix():
     return copy.deepcopy(
         {
             "cpu": [
-                {"id": "c", "python": "3.11", "torch": "2.13.0", "env": "cpu", "when": "change", "runner": ["ubuntu"]}
+                {
+                    "id": "c",
+                    "python": "3.11",
+                    "torch": "2.13.0",
+                    "env": "cpu",
+                    "when": "change",
+                    "runner": ["ubuntu"],
+                }
             ],
             "nvidia": [_gpu_row("nvidia", index="cu130")],
             "amd": [_gpu_row("amd", index="rocm7.1")],

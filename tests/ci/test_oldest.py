@@ -26,7 +26,7 @@ def pyproject(repository):
 
 
 def _padded(version):
-    return (version.split(".") + ["0", "0"])[:3]
+    return [*version.split("."), "0", "0"][:3]
 
 
 def test_the_pins_are_the_lower_bounds(repository, pyproject):
