@@ -15,8 +15,7 @@ from devstream.demo.lanes import COMPUTE, COPIES, Queues, one_queue, side_queues
 from devstream.demo.result import Column, Result
 from devstream.demo.sizes import SIZES
 from devstream.demo.train import Segment, Training
-from devstream.report import Span, overlap
-from devstream.report.timeline import intersection, measure, union
+from devstream.report import Span, together
 
 #: Snapshots that are evaluated in the course of the training.
 _SNAPSHOTS = 5
@@ -125,8 +124,8 @@ def _compared(
 def _column(name: str, segments: list[Segment], wanted: list[float]) -> Column:
     copy_ms = hidden_ms = None
     if segments[0].spans:
-        times = [_copy_time(segment.spans) for segment in segments]
-        copy_ms, hidden_ms = sum(busy for busy, _ in times), sum(hidden for _, hidden in times)
+        times = [together(segment.spans, COPIES, under=COMPUTE) for segment in segments]
+        copy_ms, hidden_ms = sum(one.busy_ms for one in times), sum(one.hidden_ms for one in times)
     return Column(
         name=name,
         tokens_per_s=tuple(segment.tokens_per_s for segment in segments),

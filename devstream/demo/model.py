@@ -62,7 +62,9 @@ class Block(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map (batch, time, width) to the same."""
         x = x + self.attention(self.attention_norm(x))
-        return x + self.down(functional.gelu(self.up(self.network_norm(x)), approximate="tanh"))
+        hidden = functional.gelu(self.up(self.network_norm(x)), approximate="tanh")
+        total: torch.Tensor = x + self.down(hidden)
+        return total
 
 
 class ByteGpt(nn.Module):

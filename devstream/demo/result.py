@@ -1,4 +1,4 @@
-"""What the demonstration found, as plain data: for the table, for ``--json`` and for the next run to compare with."""
+"""What the demonstration found, as plain data: for the table, for ``--json`` and for the next run."""
 
 from __future__ import annotations
 

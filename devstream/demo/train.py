@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from devstream._streams import current_stream, synchronize
+from devstream._streams import Event, current_stream, synchronize
 from devstream.demo.data import Text, batch
 from devstream.demo.feed import Feed
 from devstream.demo.lanes import TRAINING, Queues, Watch
@@ -140,7 +140,7 @@ class Training:
         text = feed.take(step)
         with watch.span(TRAINING, "forward, backward"):
             loss: torch.Tensor = self.model(text)
-            loss.backward()
+            torch.autograd.backward(loss)
         feed.give_back(step)
         evaluation.release_weights()  # before the span: waiting for the snapshot is not training
         with watch.span(TRAINING, "update"):
@@ -158,12 +158,12 @@ class Training:
 
 
 class _Meter:
-    """Keeps the losses on the device and tells the latest one that has come to the host, without waiting for it."""
+    """Keeps the losses on the device, and tells the latest that has come to the host without waiting for it."""
 
     def __init__(self, queues: Queues, watch: Watch, on_step: OnStep | None) -> None:
         self._queues, self._watch, self._on_step = queues, watch, on_step
         self._losses: list[torch.Tensor] = []
-        self._coming: list[tuple[torch.Tensor, object]] = []
+        self._coming: list[tuple[torch.Tensor, Event]] = []
         self._latest: float | None = None
 
     def add(self, step: int, loss: torch.Tensor) -> None:
@@ -178,7 +178,7 @@ class _Meter:
 
     def losses(self) -> list[float]:
         """Return all losses; blocks until they are known."""
-        return torch.stack(self._losses).tolist() if self._losses else []
+        return [float(loss) for loss in torch.stack(self._losses).cpu()] if self._losses else []
 
 
 def learning_rate_share(step: int, steps: int) -> float:
