@@ -67,6 +67,7 @@ class Training:
     def __init__(self, size: Size, *, steps: int, text: Text, device: torch.device, seed: int) -> None:
         self.size, self.steps, self.device, self._text, self._seed = size, steps, device, text, seed
         self.model = ByteGpt(size.shape).to(device)
+        self._weights = self.model.in_one_block()
         self._held_out = []
         for number in range(size.evaluation_batches):
             there, ready = copy(self._batch(text.evaluation, number, _EVALUATION_SEED), device)
@@ -106,6 +107,7 @@ class Training:
             queues: where copies and evaluation go.
             watched: bracket all work with timed events (where the device keeps time).
             evaluate_every: take a snapshot after so many steps and evaluate it while training goes on; 0: never.
+                The last step has none: nothing would go on.
             on_step: see `OnStep`.
         """
         synchronize(self.device)
@@ -116,9 +118,8 @@ class Training:
             stream=queues.batches,
             watch=watch,
         )
-        evaluation = Evaluation(
-            self.model, self._held_out[: self.size.snapshot_batches], queues=queues, watch=watch
-        )
+        held_out = self._held_out[: self.size.snapshot_batches]
+        evaluation = Evaluation(self.model, self._weights, held_out, queues=queues, watch=watch)
         meter = _Meter(queues, watch, on_step)
         started = time.perf_counter()
         feed.send(first)
@@ -127,7 +128,7 @@ class Training:
                 feed.send(step + 1)  # before this step, so that it runs under it
             meter.add(step, self._step(step, feed, evaluation, watch))
             evaluation.advance()
-            if evaluate_every and (step + 1) % evaluate_every == 0:
+            if evaluate_every and (step + 1) % evaluate_every == 0 and step + 1 < last:
                 evaluation.snapshot(step + 1)
         evaluation.finish()
         synchronize(self.device)
