@@ -245,7 +245,9 @@ class Event:
     ) -> None:
         # A stream is a frequent slip for a device, and torch would take it for one.
         if isinstance(device, torch.Stream):
-            raise StreamTypeError(operation="Event(device)", got=device, expected="a device, such as stream.device")
+            raise StreamTypeError(
+                operation="Event(device)", got=device, expected="a device, such as stream.device"
+            )
         backend, index = _resolve(device)
         self._setup(backend, index if device is not None else None, enable_timing, blocking, interprocess)
 
