@@ -8,6 +8,8 @@ from __future__ import annotations
 from typing import TypeVar
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 #: ``torch.Stream.is_capturing`` exists. Needless once the floor is torch 2.13.
 HAS_STREAM_IS_CAPTURING = hasattr(torch.Stream, "is_capturing")
@@ -42,3 +44,13 @@ def native_handle(stream: torch.Stream) -> int:
 def event_was_recorded(event: torch.Event) -> bool:
     """Say whether a native accelerator event was ever recorded: torch makes the real event at its first record."""
     return int(event.event_id) != 0
+
+
+__all__ = [
+    "HAS_STREAM_IS_CAPTURING",
+    "TorchDispatchMode",
+    "cpu_stream_type",
+    "default_accelerator_type",
+    "event_was_recorded",
+    "tree_leaves",
+]

@@ -8,6 +8,8 @@
     │  └─ BackendConflictError      + ValueError
     ├─ UnsupportedError             + NotImplementedError
     ├─ StreamTypeError              + TypeError
+    ├─ FileFormatError              + ValueError
+    ├─ MissingExtraError            + ImportError
     └─ StreamError                  + RuntimeError
        ├─ DeviceMismatchError       + ValueError
        ├─ EventNotRecordedError     + ValueError
@@ -22,6 +24,7 @@
     ├─ EventOverwrittenWarning
     ├─ RecordStreamWarning
     ├─ BackendWarning
+    ├─ BlockingCopyWarning
     └─ CacheWarning
 
 A constructor takes facts, by keyword, and keeps them as attributes; ``__str__`` writes the sentence. That is
@@ -141,9 +144,7 @@ class UnsupportedError(DevstreamError, NotImplementedError):
     """
 
     def __init__(self, *, operation: str, backend: str, capability: str, alternative: str) -> None:
-        super().__init__(
-            operation=operation, backend=backend, capability=capability, alternative=alternative
-        )
+        super().__init__(operation=operation, backend=backend, capability=capability, alternative=alternative)
 
     def __str__(self) -> str:
         return (
@@ -164,6 +165,29 @@ class StreamTypeError(DevstreamError, TypeError):
 
     def __str__(self) -> str:
         return f"{self.operation} takes {self.expected}, not {self.got}"
+
+
+class FileFormatError(DevstreamError, ValueError):
+    """A file isn't what it should be: damaged, or of another kind or schema. Facts: *path*, *reason*."""
+
+    def __init__(self, *, path: str, reason: str) -> None:
+        super().__init__(path=path, reason=reason)
+
+    def __str__(self) -> str:
+        return f"{self.path} can't be used: {self.reason}; make the file anew"
+
+
+class MissingExtraError(DevstreamError, ImportError):
+    """An optional package is not installed. Facts: *operation*, *package*, *extra*."""
+
+    def __init__(self, *, operation: str, package: str, extra: str) -> None:
+        super().__init__(operation=operation, package=package, extra=extra)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.operation} needs {self.package}, which is not installed: "
+            f"run `pip install devstream[{self.extra}]`"
+        )
 
 
 class StreamError(DevstreamError, RuntimeError):
@@ -214,8 +238,7 @@ class TimingDisabledError(StreamError, ValueError):
 
     def __str__(self) -> str:
         return (
-            f"elapsed_time: {self.event} keeps no time; make both events with "
-            "devstream.Event(enable_timing=True)"
+            f"elapsed_time: {self.event} keeps no time; make both events with devstream.Event(enable_timing=True)"
         )
 
 
@@ -290,6 +313,10 @@ class BackendWarning(DevstreamWarning):
     """A backend runs in a way that its user should know about."""
 
 
+class BlockingCopyWarning(DevstreamWarning):
+    """A copy between host and device blocks the host, because its host memory is pageable."""
+
+
 class CacheWarning(DevstreamWarning):
     """A cached file was damaged or foreign, and was ignored."""
 
@@ -309,7 +336,11 @@ _WARNINGS: dict[type[DevstreamWarning], str] = {
         "it. (Was current_stream() called inside `with devstream.stream(...)`?)"
     ),
     BackendWarning: "backend {name!r}: {reason}",
-    CacheWarning: "ignoring the cached file {path}: {reason}; it is written anew",
+    BlockingCopyWarning: (
+        "the host side of a copy {direction} on backend {backend!r} is pageable, so this copy blocks the host: "
+        "{reason}. Said once"
+    ),
+    CacheWarning: "doing without the cached file {path}: {reason}",
 }
 
 __all__ = [
@@ -319,6 +350,7 @@ __all__ = [
     "BackendNotFoundError",
     "BackendUnavailableError",
     "BackendWarning",
+    "BlockingCopyWarning",
     "CacheWarning",
     "CaptureError",
     "DeviceMismatchError",
@@ -327,8 +359,10 @@ __all__ = [
     "EventNotReadyError",
     "EventNotRecordedError",
     "EventOverwrittenWarning",
+    "FileFormatError",
     "ForkedProcessError",
     "IpcHandleError",
+    "MissingExtraError",
     "RecordStreamWarning",
     "StreamError",
     "StreamNotEnteredError",

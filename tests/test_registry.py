@@ -107,7 +107,9 @@ def test_a_name_wins_over_the_variable(site):
 
 def test_the_variable_decides_for_the_device_type_that_its_backend_serves(site):
     site.install("quux-pack", {"quux": "quux_pack:QuuxBackend"}, quux_pack=GOOD.format(name="quux"))
-    program = "answer([devstream.backend('cpu').name, devstream.backend().name, devstream.Stream('cpu').__module__])"
+    program = (
+        "answer([devstream.backend('cpu').name, devstream.backend().name, devstream.Stream('cpu').__module__])"
+    )
     assert site.run(program, DEVSTREAM_BACKEND="quux")[:2] == ["quux", "quux"]
 
 

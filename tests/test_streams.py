@@ -121,8 +121,10 @@ def test_the_default_stream_is_one_object_and_has_handle_zero():
 
 @pytest.mark.parametrize("error", [KeyError("work"), KeyboardInterrupt(), SystemExit()])
 def test_an_exception_leaves_a_block_as_it_found_it(base, error):
-    with pytest.raises(type(error)), devstream.stream(devstream.Stream("cpu:1")), devstream.stream(
-        devstream.Stream("cpu")
+    with (
+        pytest.raises(type(error)),
+        devstream.stream(devstream.Stream("cpu:1")),
+        devstream.stream(devstream.Stream("cpu")),
     ):
         raise error
 

@@ -31,9 +31,7 @@ def problems(package: Path) -> list[str]:
     for name in names:
         refused = REFUSED.intersection(name.lower().split("_"))
         if refused:
-            found.append(
-                f"{package.name}: the name {name} contains '{min(refused)}'; name the subject instead"
-            )
+            found.append(f"{package.name}: the name {name} contains '{min(refused)}'; name the subject instead")
     return found
 
 

@@ -51,13 +51,10 @@ def problems(runs: list[dict[str, str | None]], *, allowed: dict[str, str]) -> l
         for name in sorted(skips.keys() - ran - allowed.keys())
     ]
     found += [
-        f"{name} is listed in ci/skips.toml, but it ran; remove the entry"
-        for name in sorted(allowed.keys() & ran)
+        f"{name} is listed in ci/skips.toml, but it ran; remove the entry" for name in sorted(allowed.keys() & ran)
     ]
     found += [
-        f"{name} is listed in ci/skips.toml without a reason"
-        for name, reason in allowed.items()
-        if not reason
+        f"{name} is listed in ci/skips.toml without a reason" for name, reason in allowed.items() if not reason
     ]
     return found
 
@@ -71,9 +68,7 @@ def load_allowed(path: Path) -> dict[str, str]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; return its exit status."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("paths", type=Path, nargs="+")
     parser.add_argument("--allowed", type=Path, default=ROOT / "ci" / "skips.toml")
     options = parser.parse_args(arguments)

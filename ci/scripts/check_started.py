@@ -42,9 +42,7 @@ def row_problem(row: Row, *, vendor: str, reports: Path) -> str | None:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; return its exit status."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("reports", type=Path)
     parser.add_argument("--nightly", action="store_true", help="also the rows with `when: nightly`")
     parser.add_argument("--vendor", action="append", choices=GPU_VENDORS, help="default: every GPU vendor")

@@ -63,9 +63,7 @@ def problems(matrix: Matrix, *, tox_torch: dict[str, str]) -> list[str]:
         tox_torch: the torch release of each tox environment that runs the tests on the CPU.
     """
     found = [
-        f"{vendor} is not a vendor; known are {', '.join(VENDORS)}"
-        for vendor in matrix
-        if vendor not in VENDORS
+        f"{vendor} is not a vendor; known are {', '.join(VENDORS)}" for vendor in matrix if vendor not in VENDORS
     ]
     for vendor in VENDORS:
         rows = matrix.get(vendor) or []
@@ -86,9 +84,7 @@ def _row_problems(row: Row, *, vendor: str, tox_torch: dict[str, str]) -> list[s
     if found:
         return found
     found += [
-        f"{name}: {key} must be text, in quotes"
-        for key in ("python", "torch")
-        if not isinstance(row[key], str)
+        f"{name}: {key} must be text, in quotes" for key in ("python", "torch") if not isinstance(row[key], str)
     ]
     if row["when"] not in {"change", "nightly"}:
         found.append(f"{name}: when is {row['when']!r}, but must be change or nightly")
@@ -115,9 +111,7 @@ def _cpu_problems(row: Row, *, tox_torch: dict[str, str]) -> list[str]:
 
 def _gpu_problems(row: Row, *, vendor: str) -> list[str]:
     labels = ("self-hosted", vendor, row["arch"], f"x{row['gpus']}")
-    found = [
-        f"{row['id']}: the runner lacks the label {label}" for label in labels if label not in row["runner"]
-    ]
+    found = [f"{row['id']}: the runner lacks the label {label}" for label in labels if label not in row["runner"]]
     flavour = {"nvidia": "cu", "amd": "rocm"}[vendor]
     if not row["index"].startswith(flavour):
         found.append(f"{row['id']}: the torch build {row['index']} is not one for {vendor}")
@@ -138,9 +132,7 @@ def tox_torch_releases(pyproject: dict[str, Any]) -> dict[str, str]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; return its exit status."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=[*VENDORS, "check"])
     parser.add_argument("--nightly", action="store_true", help="also the rows with `when: nightly`")
     parser.add_argument("--matrix", type=Path, default=ROOT / "ci" / "matrix.yml")

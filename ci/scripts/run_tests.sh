@@ -28,5 +28,5 @@ esac
 shift
 
 # A wait that never ends sits in native code, where a signal does not reach it: the timeout prints every thread's
-# stack and ends the process. `pytest`, not `python -m pytest`, which would put the checkout before the wheel.
-exec pytest --timeout 300 --timeout-method thread "${arguments[@]}" "$@"
+# stack and ends the process. -P keeps the checkout off the path, so that the installed devstream is what is tested.
+exec python -P -m pytest --timeout 300 --timeout-method thread "${arguments[@]}" "$@"

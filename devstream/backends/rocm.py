@@ -124,14 +124,15 @@ class HostFunctionLatch:
         prototype = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
         self._function = prototype(lambda _: (self._released.wait(60.0), None)[1])
         library = _hip_library()
-        code = library.hipLaunchHostFunc(ctypes.c_void_p(handle), self._function, None)
+        launch = getattr(library, "hipLaunchHostFunc", None)  # absent before ROCm 5.7
+        code = -1 if launch is None else launch(ctypes.c_void_p(handle), self._function, None)
         if code != 0:
             library.hipGetLastError()  # a failed raw call sticks: torch's next call would raise it
             raise UnsupportedError(
                 operation="holding a stream",
                 backend="rocm",
-                capability=f"hipLaunchHostFunc (it returned {code})",
-                alternative="run this test with ROCm 5.7 or later",
+                capability="hipLaunchHostFunc" if launch is None else f"hipLaunchHostFunc (it returned {code})",
+                alternative="run this with ROCm 5.7 or later, on an AMD device",
             )
         _functions.append(self._function)
 

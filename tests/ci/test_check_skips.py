@@ -34,8 +34,7 @@ def _case(test, skip):
 
 def test_a_test_skipped_in_one_configuration_passes(check):
     assert (
-        check({"cpu.xml": {"tests.test_a::test_x": "pytest.skip"}, "gpu.xml": {"tests.test_a::test_x": None}})
-        == 0
+        check({"cpu.xml": {"tests.test_a::test_x": "pytest.skip"}, "gpu.xml": {"tests.test_a::test_x": None}}) == 0
     )
 
 
@@ -54,9 +53,7 @@ def test_a_listed_test_may_be_skipped_everywhere(check):
 
 def test_a_listed_test_needs_a_reason(check, capsys):
     assert (
-        check(
-            {"cpu.xml": {"tests.test_a::test_x": "pytest.skip"}}, '[[skip]]\ntest = "tests.test_a::test_x"\n'
-        )
+        check({"cpu.xml": {"tests.test_a::test_x": "pytest.skip"}}, '[[skip]]\ntest = "tests.test_a::test_x"\n')
         == 1
     )
     assert "without a reason" in capsys.readouterr().err

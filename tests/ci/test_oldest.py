@@ -42,7 +42,5 @@ def test_the_pins_are_the_lower_bounds(repository, pyproject):
 
 def test_the_oldest_environment_has_the_lowest_torch(pyproject):
     (bound,) = pyproject["project"]["dependencies"]
-    pin = next(
-        line for line in pyproject["tool"]["tox"]["env"]["oldest"]["deps"] if line.startswith("torch==")
-    )
+    pin = next(line for line in pyproject["tool"]["tox"]["env"]["oldest"]["deps"] if line.startswith("torch=="))
     assert _padded(pin.removeprefix("torch==")) == _padded(bound.removeprefix("torch>="))

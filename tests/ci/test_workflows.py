@@ -79,9 +79,7 @@ def test_a_pull_request_never_reaches_a_self_hosted_runner():
 def test_both_gpu_vendors_are_called_and_their_start_is_checked(name):
     jobs = _load(name)["jobs"]
     called = {
-        job["with"]["vendor"]: key
-        for key, job in jobs.items()
-        if str(job.get("uses", "")).endswith("gpu.yml")
+        job["with"]["vendor"]: key for key, job in jobs.items() if str(job.get("uses", "")).endswith("gpu.yml")
     }
     assert set(called) == {"nvidia", "amd"}
     checks = [job for job in jobs.values() if "check_started.py" in str(job.get("steps"))]

@@ -1,0 +1,210 @@
+"""`copy`: a tensor on another device, and the event after which it is there.
+
+[Note: Who keeps what alive while a copy runs]
+Device memory belongs to the stream that was current when it was made; the allocator hands it out again as soon as
+nobody holds it, and in that stream's order only. A copy on another stream reads or writes it later. So the
+allocator is told (`record_stream`), and where it can't be told, we hold the tensor until the copy's event.
+Host memory is held until the event on every accelerator: torch's host allocator knows only of page-locked
+memory that it made itself. A slot of ours is never given to another copy before its event.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections import deque
+from typing import Any
+
+import torch
+
+from devstream import _observe
+from devstream._streams import Event, backend, named_stream
+from devstream._streams import wrap as wrap_stream
+from devstream.abc import AnyBackend, Capability, StreamArg
+from devstream.exceptions import (
+    BlockingCopyWarning,
+    DeviceMismatchError,
+    StreamTypeError,
+    UnsupportedError,
+    warning,
+)
+from devstream.overlap._slots import Slots
+from devstream.typing import DeviceArg
+
+_kept: deque[tuple[Event, tuple[torch.Tensor, ...]]] = deque()
+_slots: dict[tuple[str, int], Slots] = {}
+_warned: set[tuple[str, str]] = set()
+_lock = threading.Lock()
+
+
+def copy(
+    tensor: torch.Tensor, device: DeviceArg, *, stream: StreamArg | None = None
+) -> tuple[torch.Tensor, Event]:
+    """Return a copy of *tensor* on *device*, and the event after which it may be read.
+
+    Args:
+        tensor: any strided tensor. Don't change it in place before the event: the copy may still be reading it.
+            You may drop it. The copy is data only: autograd doesn't see it.
+        device: where the copy goes. The device that the tensor is on is allowed, and gives a copy all the same
+            (a snapshot).
+        stream: what does the copying. Default: one stream a device and direction (``named_stream("h2d")`` of the
+            target, ``"d2h"``, ``"p2p"`` or ``"d2d"`` of the source), so that copies run under other work and both
+            directions of a link are used.
+
+    Raises:
+        StreamTypeError: *tensor* is no strided tensor.
+        DeviceMismatchError: *stream* is on neither device.
+        UnsupportedError: the devices are accelerators of two types.
+
+    Ordering:
+        The copy comes after all work issued so far to the stream that is current on the tensor's device and,
+        for a tensor from the host, on the target: to let it run under a step, call this before the step. Nothing
+        waits for the copy: make the reader wait (``ready.wait()`` for a stream, ``ready.synchronize()`` for the
+        host, always before the host reads), and a stream other than the one that is current now needs
+        ``devstream.record_stream`` besides. The event's record is the end of the copy.
+        Doesn't block the host while page-locked memory can be had: a pageable tensor is first copied to a slot of
+        ours by the host, which waits only when all slots are still being read. Where the backend has no
+        page-locked memory, the copy blocks, and `BlockingCopyWarning` says so once.
+    """
+    if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
+        raise StreamTypeError(operation="overlap.copy", got=_describe(tensor), expected="a strided tensor")
+    tensor = tensor.detach()
+    owner, target, direction = _route(tensor, device)
+    home = tensor.device if tensor.device.type == owner.device_type else target
+    # The CPU's tensors don't say which virtual device they belong to: the one that is current here.
+    index = owner.current_index() if home.index is None or home.type == "cpu" else home.index
+    if stream is None:
+        own = named_stream(direction, torch.device(owner.device_type, index))
+    else:
+        own = _checked(stream, owner, tensor.device, target)
+    here = owner.current_stream(index)
+    same_queue = owner.stream_key(here) == owner.stream_key(own)
+
+    source, slot = tensor, None
+    # Made while *here* is current, whose earlier work may still use this memory; so before the edge below.
+    destination = _empty_like(tensor, target, owner, direction)
+    if direction == "h2d" and target.type != "cpu" and not tensor.is_pinned():
+        if Capability.PINNED_MEMORY in owner.capabilities(index):
+            slot = _slots_of(owner, index).take(destination)
+            slot.fill(tensor, destination)
+            source = slot.like(destination)
+        else:
+            _warn_blocking(owner, "from host to device")
+    if not same_queue:
+        _order(own, here, owner, index)
+    if direction == "p2p":
+        _order(own, owner.current_stream(target.index), owner, target.index)
+    owner.copy(destination, source, own)
+    if _observe.subscribers:
+        _observe.publish(_observe.Copy(destination, source, own))
+
+    ready = Event(torch.device(owner.device_type, owner.stream_index(own)))
+    ready.record(own)
+    if slot is not None:
+        slot.busy_until(ready)
+    if not same_queue or tensor.device != target:
+        _keep(owner, own, ready, (destination,) if slot is not None else (destination, tensor))
+    return destination, ready
+
+
+def _describe(tensor: object) -> str:
+    return f"a tensor of layout {tensor.layout}" if isinstance(tensor, torch.Tensor) else repr(tensor)
+
+
+def _route(tensor: torch.Tensor, device: DeviceArg) -> tuple[AnyBackend, torch.device, str]:
+    """Return the backend that copies, the target as tensors name it, and the direction."""
+    to = backend(device)
+    given = torch.device(device) if isinstance(device, str) else device
+    index = given.index if isinstance(given, torch.device) else given
+    # torch has one CPU, whatever the number of virtual devices.
+    kind = to.device_type
+    target = (
+        torch.device("cpu")
+        if kind == "cpu"
+        else torch.device(kind, to.current_index() if index is None else index)
+    )
+    here = tensor.device.type
+    if here == kind:
+        return to, target, "d2d" if tensor.device == target else "p2p"
+    if here == "cpu":
+        return to, target, "h2d"
+    if kind == "cpu":
+        return backend(tensor.device), target, "d2h"
+    raise UnsupportedError(
+        operation=f"a copy from {tensor.device} to {target}",
+        backend=to.name,
+        capability=f"copies from {here}",
+        alternative="copy to the CPU first",
+    )
+
+
+def _checked(stream: StreamArg, owner: AnyBackend, *devices: torch.device) -> Any:  # Any: of any backend
+    own = wrap_stream(stream)
+    kind = getattr(own, "device").type  # noqa: B009 - a plug-in's own class
+    index = owner.stream_index(own) if kind == owner.device_type else None
+    if not any(
+        kind == d.type and (kind == "cpu" or index == d.index) and kind == owner.device_type for d in devices
+    ):
+        raise DeviceMismatchError(
+            operation="overlap.copy",
+            first=f"the stream is on {kind}" + ("" if index is None else f":{index}"),
+            second=f"the copy goes from {devices[0]} to {devices[1]}",
+            advice="give a stream of the accelerator of the two, or none",
+        )
+    return own
+
+
+def _empty_like(tensor: torch.Tensor, target: torch.device, owner: AnyBackend, direction: str) -> torch.Tensor:
+    index = tensor.device.index or 0
+    pinned = direction == "d2h" and Capability.PINNED_MEMORY in owner.capabilities(index)
+    if direction == "d2h" and not pinned:
+        _warn_blocking(owner, "from device to host")
+    made = torch.empty_like(tensor, device=target, pin_memory=pinned)
+    if made.stride() == tensor.stride():
+        return made
+    # The source has gaps or overlaps itself. torch then copies through temporaries, and one of these would be
+    # pageable host memory unless the target is contiguous.
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device=target, pin_memory=pinned)
+
+
+def _order(later: Any, earlier: Any, owner: AnyBackend, index: int | None) -> None:  # Any: of any backend
+    done = Event(torch.device(owner.device_type, index or 0))
+    done.record(earlier)
+    done.wait(later)
+
+
+def _slots_of(owner: AnyBackend, index: int) -> Slots:
+    with _lock:
+        return _slots.setdefault((owner.name, index), Slots())
+
+
+def _keep(owner: AnyBackend, own: Any, ready: Event, tensors: tuple[torch.Tensor, ...]) -> None:  # Any: as above
+    """Keep *tensors* from being reused before *ready* (see the note above)."""
+    held = []
+    can_tell = Capability.RECORD_STREAM in owner.stream_capabilities(own)
+    for tensor in tensors:
+        if tensor.device.type == owner.device_type and can_tell:
+            owner.record_stream(tensor, own)
+            if _observe.subscribers:
+                _observe.publish(_observe.RecordStream(tensor, own))
+        else:
+            held.append(tensor)
+    with _lock:
+        if held:
+            _kept.append((ready, tuple(held)))
+        # Of several streams, so not in the order of their ends; the ones not done go to the back.
+        for _ in range(len(_kept)):
+            entry = _kept.popleft()
+            if not entry[0].query():
+                _kept.append(entry)
+
+
+def _warn_blocking(owner: AnyBackend, direction: str) -> None:
+    with _lock:
+        if (owner.name, direction) in _warned:
+            return
+        _warned.add((owner.name, direction))
+    reason = "the backend has no Capability.PINNED_MEMORY"
+    warnings.warn(
+        warning(BlockingCopyWarning, direction=direction, backend=owner.name, reason=reason), stacklevel=4
+    )
