@@ -204,17 +204,10 @@ class Backend(abc.ABC, Generic[StreamT, EventT]):
     def adopt_stream(self, native: object) -> StreamT:
         """Return the stream of ours that is the same queue as *native*, or raise ``StreamTypeError``.
 
-<<<<<<< HEAD
-        By default only streams of the backend's own class are taken.
-        """
-        own = self.default_stream(0)
-        if isinstance(native, type(own)):
-=======
         By default only what this backend hands out itself is a stream of ours.
         """
         device = getattr(native, "device", None)
         if isinstance(native, type(self.default_stream(0))) and getattr(device, "type", "") == self.device_type:
->>>>>>> main
             return native
         raise UnsupportedError(
             operation="using a foreign stream",

@@ -167,15 +167,21 @@ def test_a_stream_of_a_backends_own_class_finds_its_backend_after_the_choice_end
 
 def test_a_stream_key_tells_queues_apart():
     backend = MinimalBackend()
-    keys = {backend.stream_key(s) for s in (PlainStream(0, 0), PlainStream(1, 0), PlainStream(0, 1), PlainStream(0, 1))}
+    keys = {
+        backend.stream_key(s) for s in (PlainStream(0, 0), PlainStream(1, 0), PlainStream(0, 1), PlainStream(0, 1))
+    }
     assert keys == {("cpu", 0, 0), ("cpu", 1, 0), ("cpu", 0, 1)}
 
 
-@pytest.mark.parametrize("make", [lambda: devstream.Stream("cpu"), lambda: torch.Stream("cpu"), lambda: PlainStream(0, 0)])
+@pytest.mark.parametrize(
+    "make", [lambda: devstream.Stream("cpu"), lambda: torch.Stream("cpu"), lambda: PlainStream(0, 0)]
+)
 def test_streams_of_every_maker_are_stream_like(make):
     assert isinstance(make(), StreamLike)
 
 
-@pytest.mark.parametrize("make", [lambda: devstream.Event("cpu"), lambda: torch.Event("cpu"), lambda: PlainEvent(0)])
+@pytest.mark.parametrize(
+    "make", [lambda: devstream.Event("cpu"), lambda: torch.Event("cpu"), lambda: PlainEvent(0)]
+)
 def test_events_of_every_maker_are_event_like(make):
     assert isinstance(make(), EventLike)

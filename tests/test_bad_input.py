@@ -32,7 +32,11 @@ def nothing_changed():
     names, notices = _registry.names(), []
     with _observe.subscribe(notices.append):
         yield
-    assert [devstream.current_stream("cpu:0"), devstream.current_stream("cpu:1"), devstream.current_stream()] == before
+    assert [
+        devstream.current_stream("cpu:0"),
+        devstream.current_stream("cpu:1"),
+        devstream.current_stream(),
+    ] == before
     assert _registry.names() == names
     assert [n for n in notices if isinstance(n, _observe.Switch) and n.stream is not before[0]] == []
 

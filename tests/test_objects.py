@@ -69,7 +69,9 @@ def test_every_pair_of_native_and_own_orders(cpu, side):
 
 def test_own_events_take_native_streams(cpu, side):
     waiter = devstream.Stream("cpu")
-    given = [torch.Stream(stream_id=s.stream_id, device_index=-1, device_type=cpu.torch_type) for s in (side, waiter)]
+    given = [
+        torch.Stream(stream_id=s.stream_id, device_index=-1, device_type=cpu.torch_type) for s in (side, waiter)
+    ]
     latch = cpu.hold(side)
     event = devstream.Event("cpu")
     event.record(given[0])

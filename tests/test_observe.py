@@ -91,14 +91,14 @@ def test_two_subscriptions_of_one_observer_end_one_by_one():
     second.close()
 
 
-class Stop(Exception):
+class StopError(Exception):
     pass
 
 
 def raiser(kind):
     def observe(notice):
         if isinstance(notice, kind):
-            raise Stop(type(notice).__name__)
+            raise StopError(type(notice).__name__)
 
     return observe
 
@@ -106,7 +106,7 @@ def raiser(kind):
 @pytest.mark.parametrize("how", ["verb", "method"])
 def test_an_observer_that_raises_when_a_block_is_entered_leaves_the_current_stream(how):
     base, side = devstream.current_stream("cpu"), devstream.Stream("cpu:1")
-    with _observe.subscribe(raiser(Switch)), pytest.raises(Stop):
+    with _observe.subscribe(raiser(Switch)), pytest.raises(StopError):
         with devstream.stream(side) if how == "verb" else side:
             pytest.fail("the block must not run")
     assert devstream.current_stream() is base
@@ -116,7 +116,7 @@ def test_an_observer_that_raises_when_a_block_is_entered_leaves_the_current_stre
 def test_an_observer_that_raises_when_a_block_is_left_comes_after_the_restoring():
     base, side = devstream.current_stream("cpu"), devstream.Stream("cpu")
     subscription = None
-    with pytest.raises(Stop), devstream.stream(side):
+    with pytest.raises(StopError), devstream.stream(side):
         subscription = _observe.subscribe(raiser(Switch))
     subscription.close()
     assert devstream.current_stream("cpu") is base
@@ -124,7 +124,7 @@ def test_an_observer_that_raises_when_a_block_is_left_comes_after_the_restoring(
 
 def test_an_observer_that_raises_inside_a_block_stops_the_program_at_the_line():
     base, side, event = devstream.current_stream("cpu"), devstream.Stream("cpu"), devstream.Event("cpu")
-    with _observe.subscribe(raiser(Record)), pytest.raises(Stop), devstream.stream(side):
+    with _observe.subscribe(raiser(Record)), pytest.raises(StopError), devstream.stream(side):
         event.record()
     assert event.recorded
     assert devstream.current_stream("cpu") is base

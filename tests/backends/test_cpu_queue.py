@@ -73,7 +73,9 @@ def test_points_run_happen_and_fail_as_the_model_says(graph):
 
     for i, (kind, before) in enumerate(nodes):
         earlier = [points[j] for j in before]
-        points.append(timeline.after(*earlier) if kind == "point" else timeline.gate(*earlier, held=kind == "latch"))
+        points.append(
+            timeline.after(*earlier) if kind == "point" else timeline.gate(*earlier, held=kind == "latch")
+        )
         for gate, after in opens:
             if after == i + 1:
                 timeline.open(points[gate], KeyError(gate) if gate in fails else None)
