@@ -106,9 +106,9 @@ def raiser(kind):
 @pytest.mark.parametrize("how", ["verb", "method"])
 def test_an_observer_that_raises_when_a_block_is_entered_leaves_the_current_stream(how):
     base, side = devstream.current_stream("cpu"), devstream.Stream("cpu:1")
-    with _observe.subscribe(raiser(Switch)), pytest.raises(StopError):
-        with devstream.stream(side) if how == "verb" else side:
-            pytest.fail("the block must not run")
+    block = devstream.stream(side) if how == "verb" else side
+    with _observe.subscribe(raiser(Switch)), pytest.raises(StopError), block:
+        pytest.fail("the block must not run")
     assert devstream.current_stream() is base
     assert devstream.current_stream("cpu:1") is devstream.default_stream("cpu:1")
 

@@ -188,8 +188,12 @@ def test_a_plug_in_is_imported_only_when_it_is_asked_for(site):
         ("from devstream.abc import Backend\nclass QuuxBackend(Backend): name = 'quux'", "abstract"),
         ("class QuuxBackend: pass", "makes no devstream.abc.Backend but an object of QuuxBackend"),
         (
-            "from devstream import UnsupportedError\n"
-            "def QuuxBackend(): raise UnsupportedError(operation='x', backend='quux', capability='y', alternative='z')",
+            """
+            from devstream import UnsupportedError
+
+            def QuuxBackend():
+                raise UnsupportedError(operation="x", backend="quux", capability="y", alternative="z")
+            """,
             "UnsupportedError",
         ),
     ],
@@ -306,7 +310,7 @@ def test_taking_back_what_was_never_registered_is_an_error_and_leaves_the_built_
 
 def test_a_registered_factory_goes_the_same_way_as_a_plug_in(registered):
     registered("odd", dict)
-    with pytest.raises(BackendLoadError, match="makes no devstream.abc.Backend but an object of dict"):
+    with pytest.raises(BackendLoadError, match=r"makes no devstream\.abc\.Backend but an object of dict"):
         devstream.backend(name="odd")
 
     def broken():

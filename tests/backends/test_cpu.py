@@ -238,23 +238,21 @@ def test_each_of_two_equal_native_streams_keeps_the_queue_alive(cpu):
 
 
 def test_streams_events_and_threads_are_collected(cpu):
-    before = threading.active_count()
     streams = [devstream.Stream("cpu") for _ in range(20)]
     events = [stream.record_event() for stream in streams]
     for stream in streams:
         cpu.launch(lambda: None, stream)
         stream.synchronize()
-    workers = [thread for thread in threading.enumerate() if thread.name.startswith("devstream-cpu-")]
-    assert len(workers) >= 20
+    names = {f"devstream-cpu-0-{stream.stream_id}_0" for stream in streams}
+    workers = [thread for thread in threading.enumerate() if thread.name in names]
+    assert len(workers) == 20
     gone = [weakref.ref(item) for item in (*streams, *events)]
     del streams, stream, events
     gc.collect()
-    assert [ref() for ref in gone] == [None] * 40
     for thread in workers:
-        if not any(thread.name == f"devstream-cpu-0-{live.stream_id}" for live in cpu._streams.values()):
-            thread.join(timeout=10)
-            assert not thread.is_alive()
-    assert threading.active_count() <= before
+        thread.join(timeout=10)
+        assert not thread.is_alive()
+    assert [ref() for ref in gone] == [None] * 40
 
 
 def test_a_hundred_thousand_events_take_bounded_memory(side):
