@@ -3,13 +3,14 @@
 A test that needs hardware carries a marker. Where the hardware is missing the test is skipped, unless
 ``--require NAME`` says that it must be there: then the run stops before the first test. Nothing else skips.
 
-The fixture `backend` runs a test once on each backend: ``cpu`` always, and ``cuda``, ``rocm`` and ``accelerator``
-under the marker of that name. ``--backend NAME`` restricts it, or names a plug-in's; ``DEVSTREAM_BACKEND`` restricts
-it too. A backend that is asked for by name must be able to run.
+The fixture `backend` runs a test once on each backend: ``cpu`` always, and ``cuda``, ``rocm`` and
+``accelerator`` under the marker of that name. ``--backend NAME`` restricts it, or names a plug-in's;
+``DEVSTREAM_BACKEND`` restricts it too. A backend that is asked for by name must be able to run.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -34,10 +35,11 @@ MARKERS = {
     "accelerator": "any torch accelerator",
     "multi_gpu": "two accelerators in one process",
     "distributed": "torch.distributed, to start several ranks",
+    "hip_library": "HIP's runtime library and its Python binding, hip-python; no device",
     "slow": "more than a second",
     "stress": "many repeats; off unless the -m expression names it",
 }
-_HARDWARE = ("cuda", "rocm", "accelerator", "multi_gpu", "distributed")
+_HARDWARE = ("cuda", "rocm", "accelerator", "multi_gpu", "distributed", "hip_library")
 _BACKENDS = ("cpu", "cuda", "rocm", "accelerator")
 
 
@@ -70,8 +72,8 @@ def pytest_configure(config: pytest.Config) -> None:
             raise pytest.UsageError(f"--require {name}: {reason}")
     if not selected(config):
         raise pytest.UsageError(
-            f"no backend is selected: --backend {' --backend '.join(config.getoption('--backend'))} leaves nothing "
-            f"of {_registry.VARIABLE}={os.environ.get(_registry.VARIABLE)}"
+            f"no backend is selected: --backend {' --backend '.join(config.getoption('--backend'))} leaves "
+            f"nothing of {_registry.VARIABLE}={os.environ.get(_registry.VARIABLE)}"
         )
 
 
@@ -113,6 +115,12 @@ def missing(name: str) -> str | None:
         return None if count >= 2 else f"two accelerators are needed, torch finds {count}"
     if name == "distributed":
         return None if torch.distributed.is_available() else "this torch is built without torch.distributed"
+    if name == "hip_library":
+        try:
+            importlib.import_module("hip.hip")
+        except ImportError as error:
+            return f"hip-python, or the libamdhip64 that it loads, is not installed: {error}"
+        return None
     try:
         backend = _registry.usable(name)
     except BackendError as error:
@@ -188,7 +196,7 @@ def stream(backend: AnyBackend, device: torch.device) -> verbs.Stream:
 
 @pytest.fixture
 def latch() -> Callable[[StreamArg], AbstractContextManager[Latch]]:
-    """`devstream.testing.latch`: ``with latch(stream) as held: ...; held.release()``."""
+    """Give `devstream.testing.latch`: ``with latch(stream) as held: ...; held.release()``."""
     return hold
 
 

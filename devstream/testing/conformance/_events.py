@@ -176,7 +176,7 @@ class TimingLaws:
         end.synchronize()
         forth_ms, back_ms = start.elapsed_time(end), end.elapsed_time(start)
         assert forth_ms > 0 > back_ms and abs(forth_ms + back_ms) < 0.02, (  # noqa: PT018 - one fact
- f"Event.elapsed_time: {forth_ms} one way, {back_ms} the other"
+            f"Event.elapsed_time: {forth_ms} one way, {back_ms} the other"
         )
         assert start.elapsed_time(start) == 0, "Event.elapsed_time of an event with itself must be 0"
 
