@@ -245,7 +245,9 @@ class Event:
     ) -> None:
         # A stream is a frequent slip for a device, and torch would take it for one.
         if isinstance(device, torch.Stream):
-            raise StreamTypeError(operation="Event(device)", got=device, expected="a device, such as stream.device")
+            raise StreamTypeError(
+                operation="Event(device)", got=device, expected="a device, such as stream.device"
+            )
         backend, index = _resolve(device)
         self._setup(backend, index if device is not None else None, enable_timing, blocking, interprocess)
 
@@ -475,17 +477,22 @@ def _same_device(
         return
     wanted = f"{stream_backend.device_type}:{stream_index}"
     at = "" if event_index is None else f":{event_index}"
-    of = "" if event_backend is stream_backend else f" (backend {event_backend.name!r})"
+    one_backend = event_backend is stream_backend
     raise DeviceMismatchError(
         operation=operation,
-        first=f"the event is on {event_backend.device_type}{at}{of}",
-        second=f"{describe(stream, stream_backend)}",
+        first=f"the event is on {event_backend.device_type}{at}{_of(event_backend, one_backend)}",
+        second=f"{describe(stream, stream_backend)}{_of(stream_backend, one_backend)}",
         advice=(
             f'make the event with devstream.Event("{wanted}")'
-            if operation == "record"
+            if operation == "record" and one_backend
             else "only streams and events of one backend can wait for each other; synchronize the event instead"
         ),
     )
+
+
+def _of(backend: AnyBackend, one_backend: bool) -> str:
+    # Two backends may serve one device type, so the device alone doesn't tell them apart.
+    return "" if one_backend else f" (backend {backend.name!r})"
 
 
 def _wait_without_record(event: object) -> None:

@@ -202,7 +202,13 @@ class Backend(abc.ABC, Generic[StreamT, EventT]):
         return 0
 
     def adopt_stream(self, native: object) -> StreamT:
-        """Return the stream of ours that is the same queue as *native*, or raise ``StreamTypeError``."""
+        """Return the stream of ours that is the same queue as *native*, or raise ``StreamTypeError``.
+
+        By default only what this backend hands out itself is a stream of ours.
+        """
+        device = getattr(native, "device", None)
+        if isinstance(native, type(self.default_stream(0))) and getattr(device, "type", "") == self.device_type:
+            return native
         raise UnsupportedError(
             operation="using a foreign stream",
             backend=self.name,

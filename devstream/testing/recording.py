@@ -248,9 +248,7 @@ class RecordingBackend(Backend[RecordingStream, RecordingEvent]):
         stream.gates = _closed(stream.gates) | {gate}
         return RecordingLatch(gate)
 
-    def _note(
-        self, operation: str, stream: RecordingStream | None, event: RecordingEvent | None = None
-    ) -> None:
+    def _note(self, operation: str, stream: RecordingStream | None, event: RecordingEvent | None = None) -> None:
         self.log.append(
             Call(operation, None if stream is None else stream.stream_id, None if event is None else event.number)
         )

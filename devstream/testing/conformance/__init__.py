@@ -88,7 +88,9 @@ class BackendConformance(
 
 def laws() -> dict[str, Callable[..., None]]:
     """Return every law by name, in the order of the classes."""
-    return {name: getattr(BackendConformance, name) for name in dir(BackendConformance) if name.startswith("test_")}
+    return {
+        name: getattr(BackendConformance, name) for name in dir(BackendConformance) if name.startswith("test_")
+    }
 
 
 def _own_copy(law: Callable[..., None]) -> Callable[..., None]:

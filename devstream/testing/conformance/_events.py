@@ -74,7 +74,11 @@ class HostLaws:
         )
         default = verbs.default_stream(device)
         self._assert_blocks(
-            subject, default, lambda: subject.mark(default), lambda: verbs.synchronize(device), "synchronize(device)"
+            subject,
+            default,
+            lambda: subject.mark(default),
+            lambda: verbs.synchronize(device),
+            "synchronize(device)",
         )
 
     def _assert_blocks(
@@ -153,7 +157,9 @@ class TimingLaws:
             return found
 
         times = list[float]()
-        assert subject.finishes(lambda: times.extend(pairs())), "Event.elapsed_time after synchronize must not hang"
+        assert subject.finishes(lambda: times.extend(pairs())), (
+            "Event.elapsed_time after synchronize must not hang"
+        )
         assert min(times) >= 0, f"Event.elapsed_time of two records in order was {min(times)}"
 
     def test_elapsed_time_the_other_way_round_is_negative(self, subject: Subject) -> None:

@@ -71,8 +71,8 @@ class IdentityLaws:
         for wrong in ("cuda", object(), 1.5):
             subject.error(StreamTypeError, lambda wrong=wrong: verbs.wrap(wrong))
             subject.error(StreamTypeError, lambda wrong=wrong: verbs.set_stream(wrong))
-            subject.error(StreamTypeError, lambda wrong=wrong: stream.wait_event(wrong))
-            subject.error(StreamTypeError, lambda wrong=wrong: stream.wait_stream(wrong))
+            subject.error(TypeError, lambda wrong=wrong: stream.wait_event(wrong))
+            subject.error(TypeError, lambda wrong=wrong: stream.wait_stream(wrong))
         subject.error(StreamTypeError, lambda: verbs.Event(stream), "device")
 
     def test_the_default_stream_is_one_and_no_side_stream(self, subject: Subject) -> None:

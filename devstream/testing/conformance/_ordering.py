@@ -149,7 +149,9 @@ class OrderingLaws:
             consumer = subject.side_stream(beside=(producer,))
             what = f"{made.how}.record_event()"
 
-            def edge(producer: Any = producer, consumer: Any = consumer, what: str = what) -> None:  # Any: see above
+            def edge(
+                producer: Any = producer, consumer: Any = consumer, what: str = what
+            ) -> None:  # Any: see above
                 event = producer.record_event()
                 assert verbs.recorded(event) is True, f"{what} must return a recorded event"
                 consumer.wait_event(event)
