@@ -250,8 +250,8 @@ class StreamNotEnteredError(StreamError):
 
     def __str__(self) -> str:
         return (
-            f"leaving the block of {self.stream}: thread {self.thread!r} is in no such block; enter and leave it in "
-            "one thread, since the current stream belongs to the thread"
+            f"leaving the block of {self.stream}: thread {self.thread!r} is in no such block; enter and leave it "
+            "in one thread, since the current stream belongs to the thread"
         )
 
 

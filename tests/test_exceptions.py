@@ -23,6 +23,8 @@ EXAMPLES = [
         operation="ipc_handle", backend="cpu", capability="Capability.IPC_EVENTS", alternative="use threads"
     ),
     exceptions.StreamTypeError(operation="record", got=3.5, expected="a stream"),
+    exceptions.FileFormatError(path="a/plan.json", reason="schema 3 is newer than 2"),
+    exceptions.MissingExtraError(operation="the picture", package="matplotlib", extra="plot"),
     exceptions.DeviceMismatchError(
         operation="record", first="the event is on cuda:0", second="stream 7 on cuda:1", advice="make another"
     ),
@@ -35,7 +37,8 @@ EXAMPLES = [
     exceptions.CaptureError(operation="synchronize", stream="<stream 9>"),
 ]
 ADVICE = re.compile(
-    r"\b(use|call|install|uninstall|repair|ask|make|choose|start|do it|enter|opens only|takes)\b", re.IGNORECASE
+    r"\b(use|call|install|uninstall|repair|ask|make|run|choose|start|do it|enter|opens only|takes)\b",
+    re.IGNORECASE,
 )
 
 

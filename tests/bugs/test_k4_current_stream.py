@@ -1,4 +1,4 @@
-"""K4: the current stream's bookkeeping. Each test's first line names the row of the bug log and where it was reported."""
+"""K4: the current stream. Each test's first line names the row of the bug log and where it was reported."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -23,6 +24,9 @@ from devstream.testing._latch import latch
 PATIENCE_S = 20.0
 #: How long a law gives a call that must block the chance to return early. Every backend that keeps the laws pays it.
 GLANCE_S = 0.05
+#: How long a law looks at an event that must not happen. An idle stream gets to an event within some 20 µs, so that
+#: what is still to happen after this long is held.
+HELD_S = 0.003
 
 Maker = Callable[[], object]
 E = TypeVar("E", bound=BaseException)
@@ -158,6 +162,15 @@ class Subject:
         event = verbs.Event()
         event.record(stream)  # type: ignore[arg-type]
         return event
+
+    def stays(self, event: verbs.Event) -> bool:
+        """Say whether *event*, which must be behind a latch, doesn't happen while the law looks at it."""
+        # One look is not enough: on hardware an event that nothing holds takes its time as well.
+        deadline = time.perf_counter() + HELD_S
+        while time.perf_counter() < deadline:
+            if event.query():
+                return False
+        return not event.query()
 
     def same_queue(self, first: object, second: object) -> bool:
         """Say whether two streams are one queue, by holding the one and looking at the other."""
