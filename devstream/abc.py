@@ -287,11 +287,14 @@ class Backend(abc.ABC, Generic[StreamT, EventT]):
     def copy(self, destination: torch.Tensor, source: torch.Tensor, stream: StreamT) -> None:
         """Issue ``destination.copy_(source)`` to *stream*, without blocking the host where that is possible."""
         previous = self.current_stream(None)
+        here = self.current_stream(self.stream_index(stream))
         self.set_stream(stream)
         try:
             with torch.no_grad():
                 destination.copy_(source, non_blocking=True)
         finally:
+            # Both: *stream* may be on another device, whose own current stream must come back as well.
+            self.set_stream(here)
             self.set_stream(previous)
 
     def hold(self, stream: StreamT) -> Latch:

@@ -185,3 +185,13 @@ def test_streams_of_every_maker_are_stream_like(make):
 )
 def test_events_of_every_maker_are_event_like(make):
     assert isinstance(make(), EventLike)
+
+
+def test_the_default_copy_restores_the_current_stream_of_both_devices() -> None:
+    cpu = devstream.backend("cpu")
+    here, there = cpu.current_stream(0), cpu.current_stream(1)
+    target = torch.zeros(4)
+    Backend.copy(cpu, target, torch.ones(4), cpu.create_stream(1))
+    assert target.eq(1).all()
+    assert cpu.current_stream(None) == here
+    assert cpu.current_stream(1) == there

@@ -82,8 +82,7 @@ def run(options: argparse.Namespace) -> int:
         write_picture(spans, picture, title=title)
     elif picture is not None:
         picture, no_picture = None, "No picture: this device keeps no time."
-    previous = _previous_tokens_per_s(result)
-    _remember(result)
+    previous = _exchange_rate(result)
     fields = {**result.as_json(), "picture": None if picture is None else str(picture)}
     if json_path is not None:
         _files.write_json(json_path, fields, kind=KIND, schema=SCHEMA)
@@ -137,20 +136,15 @@ def _writable(option: str, given: str) -> Path:
     return path
 
 
-def _previous_tokens_per_s(result: Result) -> float | None:
-    rate = _remembered().get(result.cache_key)
-    return float(rate) if isinstance(rate, int | float) else None
-
-
-def _remember(result: Result) -> None:
-    rates = _remembered() | {result.cache_key: result.columns[-1].median_tokens_per_s}
-    _files.write_cache(_cache(), {"tokens_per_s": rates}, kind=CACHE_KIND, schema=CACHE_SCHEMA)
-
-
-def _remembered() -> dict[str, Any]:  # Any: a file may hold anything
+def _exchange_rate(result: Result) -> float | None:
+    """Keep this run's tokens/s for the next one, and return those of the run before; None: there was none."""
     document = _files.read_cache(_cache(), kind=CACHE_KIND, schema=CACHE_SCHEMA) or {}
     rates = document.get("tokens_per_s")
-    return rates if isinstance(rates, dict) else {}
+    rates = rates if isinstance(rates, dict) else {}
+    previous = rates.get(result.cache_key)
+    fields = {"tokens_per_s": rates | {result.cache_key: result.columns[-1].median_tokens_per_s}}
+    _files.write_cache(_cache(), fields, kind=CACHE_KIND, schema=CACHE_SCHEMA)
+    return float(previous) if isinstance(previous, int | float) else None
 
 
 def _cache() -> Path:

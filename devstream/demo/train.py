@@ -122,7 +122,8 @@ class Training:
         evaluation = Evaluation(self.model, self._weights, held_out, queues=queues, watch=watch)
         meter = _Meter(queues, watch, on_step)
         started = time.perf_counter()
-        feed.send(first)
+        if first < last:
+            feed.send(first)
         for step in range(first, last):
             if step + 1 < last:
                 feed.send(step + 1)  # before this step, so that it runs under it
