@@ -4,12 +4,13 @@ A test that needs hardware carries a marker. Where the hardware is missing the t
 ``--require NAME`` says that it must be there: then the run stops before the first test. Nothing else skips.
 
 The fixture `backend` runs a test once on each backend: ``cpu`` always, and ``cuda``, ``rocm`` and ``accelerator``
-under the marker of that name. ``--backend NAME`` restricts it, or names a plug-in's; ``DEVSTREAM_BACKEND`` restricts
-it too. A backend that is asked for by name must be able to run.
+under the marker of that name. ``--backend NAME`` restricts it, or names a plug-in's; ``DEVSTREAM_BACKEND``
+restricts it too. A backend that is asked for by name must be able to run.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -21,7 +22,7 @@ import torch
 from devstream import _compat, _registry
 from devstream import _streams as verbs
 from devstream.abc import AnyBackend, Latch, StreamArg
-from devstream.exceptions import BackendError
+from devstream.exceptions import BackendError, UnsupportedError
 from devstream.testing._latch import latch as hold
 from devstream.testing.recording import Recorder
 
@@ -33,11 +34,12 @@ MARKERS = {
     "rocm": "an AMD GPU",
     "accelerator": "any torch accelerator",
     "multi_gpu": "two accelerators in one process",
+    "hip_library": "HIP's library and AMD's Python binding of it, but no AMD GPU",
     "distributed": "torch.distributed, to start several ranks",
     "slow": "more than a second",
     "stress": "many repeats; off unless the -m expression names it",
 }
-_HARDWARE = ("cuda", "rocm", "accelerator", "multi_gpu", "distributed")
+_HARDWARE = ("cuda", "rocm", "accelerator", "multi_gpu", "hip_library", "distributed")
 _BACKENDS = ("cpu", "cuda", "rocm", "accelerator")
 
 
@@ -70,8 +72,8 @@ def pytest_configure(config: pytest.Config) -> None:
             raise pytest.UsageError(f"--require {name}: {reason}")
     if not selected(config):
         raise pytest.UsageError(
-            f"no backend is selected: --backend {' --backend '.join(config.getoption('--backend'))} leaves nothing "
-            f"of {_registry.VARIABLE}={os.environ.get(_registry.VARIABLE)}"
+            f"no backend is selected: --backend {' --backend '.join(config.getoption('--backend'))} leaves "
+            f"nothing of {_registry.VARIABLE}={os.environ.get(_registry.VARIABLE)}"
         )
 
 
@@ -111,6 +113,8 @@ def missing(name: str) -> str | None:
     if name == "multi_gpu":
         count = torch.accelerator.device_count() if _compat.default_accelerator_type() else 0
         return None if count >= 2 else f"two accelerators are needed, torch finds {count}"
+    if name == "hip_library":
+        return _missing_hip_library()
     if name == "distributed":
         return None if torch.distributed.is_available() else "this torch is built without torch.distributed"
     try:
@@ -119,6 +123,18 @@ def missing(name: str) -> str | None:
         return str(error)
     # Such a backend can run, but a test that needs its vendor's hardware can't: ROCm's over a CUDA build.
     return backend.not_automatic_reason() if name in _HARDWARE else None
+
+
+def _missing_hip_library() -> str | None:
+    from devstream.backends import rocm  # noqa: PLC0415 - a vendor's module, loaded only where its tests are
+
+    if importlib.util.find_spec("hip") is None:
+        return "AMD's Python binding isn't installed (hip-python)"
+    try:
+        rocm._hip_library()
+    except UnsupportedError as error:
+        return str(error)
+    return None
 
 
 def chosen_by_name(config: pytest.Config) -> tuple[str, ...]:
@@ -188,7 +204,7 @@ def stream(backend: AnyBackend, device: torch.device) -> verbs.Stream:
 
 @pytest.fixture
 def latch() -> Callable[[StreamArg], AbstractContextManager[Latch]]:
-    """`devstream.testing.latch`: ``with latch(stream) as held: ...; held.release()``."""
+    """The function `devstream.testing.latch`."""
     return hold
 
 

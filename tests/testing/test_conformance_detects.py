@@ -154,7 +154,10 @@ class GlobalCurrentStream(CpuBackend):
         self.everyones[self.device] = stream
 
     def push(self, stream):
-        stream.kept = [*getattr(stream, "kept", []), (self.current_stream(self.stream_index(stream)), self.current_stream())]
+        stream.kept = [
+            *getattr(stream, "kept", []),
+            (self.current_stream(self.stream_index(stream)), self.current_stream()),
+        ]
         self.set_stream(stream)
 
     def pop(self, stream):
@@ -221,7 +224,9 @@ class AllEqual(CpuBackend):
     def __init__(self):
         super().__init__()
         self._stream_class = type(
-            "AllEqual", (self._stream_class,), {"__eq__": lambda a, b: True, "__ne__": lambda a, b: False, "__hash__": lambda a: 1}
+            "AllEqual",
+            (self._stream_class,),
+            {"__eq__": lambda a, b: True, "__ne__": lambda a, b: False, "__hash__": lambda a: 1},
         )
 
 
@@ -334,7 +339,11 @@ BROKEN = [
     (WaitBindsLate, "test_a_wait_binds_to_the_record_that_was_last_at_the_call", "Event.wait"),
     (WaitReachesTheFuture, "test_a_wait_before_the_record_is_a_no_op_that_recorded_tells", "a wait from before"),
     (FirstRecordStays, "test_a_second_record_replaces_the_first", "Event.record"),
-    (EventSynchronizeReturnsEarly, "test_event_synchronize_blocks_until_the_record_has_happened", "Event.synchronize"),
+    (
+        EventSynchronizeReturnsEarly,
+        "test_event_synchronize_blocks_until_the_record_has_happened",
+        "Event.synchronize",
+    ),
     (StreamSynchronizeReturnsEarly, "test_stream_synchronize_blocks_until_all_work_is_done", "Stream.synchronize"),
     (DeviceSynchronizeForgetsSideStreams, "test_device_synchronize_covers_side_streams", "synchronize(device)"),
     (DeviceSynchronizeTakesAllDevices, "test_a_device_is_synchronized_alone", "synchronize(device 0)"),
@@ -370,7 +379,7 @@ BROKEN = [
 
 @pytest.mark.parametrize(("broken", "law", "words"), BROKEN, ids=lambda value: getattr(value, "__name__", None))
 def test_a_broken_backend_fails_its_law_by_name(broken, law, words):
-    with trial(broken(), patience_s=PATIENCE_S) as subject, pytest.raises(Exception) as caught:  # noqa: PT011, PT012
+    with trial(broken(), patience_s=PATIENCE_S) as subject, pytest.raises(Exception) as caught:  # noqa: PT011
         getattr(BackendConformance(), law)(subject)
     assert not isinstance(caught.value, pytest.skip.Exception)
     assert words in str(caught.value)
@@ -469,4 +478,3 @@ def test_a_missing_capability_skips_the_laws_about_it():
         with pytest.raises(pytest.skip.Exception, match="TIMING"):
             BackendConformance().test_elapsed_time_is_in_milliseconds(subject)
         BackendConformance().test_a_backend_without_timing_says_so(subject)
-
