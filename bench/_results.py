@@ -59,7 +59,11 @@ class Run:
         """Return the table that goes into bench/results."""
         lines = [f"# {self.bench}", "", "Written by the bench; don't edit.", ""]
         lines += [f"- {name}: {value}" for name, value in self.facts().items()]
-        lines += ["", "| goal | what | value | spread | limit | reached |", "| --- | --- | ---: | --- | --- | --- |"]
+        lines += [
+            "",
+            "| goal | what | value | spread | limit | reached |",
+            "| --- | --- | ---: | --- | --- | --- |",
+        ]
         for row in self.rows:
             reached = {None: "", True: "yes", False: "**no**"}[row.ok]
             lines.append(

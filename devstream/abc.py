@@ -23,17 +23,30 @@ class StreamLike(Protocol):
     """A queue of device work: ``torch.Stream``, ``torch.cuda.Stream``, ours, or a plug-in's."""
 
     @property
-    def device(self) -> torch.device: ...
-    def query(self) -> bool: ...
-    def synchronize(self) -> None: ...
+    def device(self) -> torch.device:
+        """Return the device whose work this queues."""
+        ...
+
+    def query(self) -> bool:
+        """Say whether all work is done."""
+        ...
+
+    def synchronize(self) -> None:
+        """Block the host until all work is done."""
+        ...
 
 
 @runtime_checkable
 class EventLike(Protocol):
     """A point in a stream: ``torch.Event``, ``torch.cuda.Event``, ours, or a plug-in's."""
 
-    def query(self) -> bool: ...
-    def synchronize(self) -> None: ...
+    def query(self) -> bool:
+        """Say whether the last record has happened."""
+        ...
+
+    def synchronize(self) -> None:
+        """Block the host until the last record has happened."""
+        ...
 
 
 #: What every verb takes for a stream.

@@ -118,7 +118,11 @@ def _route(tensor: torch.Tensor, device: DeviceArg) -> tuple[AnyBackend, torch.d
     index = given.index if isinstance(given, torch.device) else given
     # torch has one CPU, whatever the number of virtual devices.
     kind = to.device_type
-    target = torch.device("cpu") if kind == "cpu" else torch.device(kind, to.current_index() if index is None else index)
+    target = (
+        torch.device("cpu")
+        if kind == "cpu"
+        else torch.device(kind, to.current_index() if index is None else index)
+    )
     here = tensor.device.type
     if here == kind:
         return to, target, "d2d" if tensor.device == target else "p2p"
@@ -138,7 +142,9 @@ def _checked(stream: StreamArg, owner: AnyBackend, *devices: torch.device) -> An
     own = wrap_stream(stream)
     kind = getattr(own, "device").type  # noqa: B009 - a plug-in's own class
     index = owner.stream_index(own) if kind == owner.device_type else None
-    if not any(kind == d.type and (kind == "cpu" or index == d.index) and kind == owner.device_type for d in devices):
+    if not any(
+        kind == d.type and (kind == "cpu" or index == d.index) and kind == owner.device_type for d in devices
+    ):
         raise DeviceMismatchError(
             operation="overlap.copy",
             first=f"the stream is on {kind}" + ("" if index is None else f":{index}"),

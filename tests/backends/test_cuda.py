@@ -38,9 +38,6 @@ class External:
     """A stream made by CUDA's runtime directly, as another library would make it."""
 
     def __init__(self) -> None:
-        runtime = torch.cuda.cudart()
-        assert runtime is not None
-        self._library = ctypes.CDLL(None)
         handle = ctypes.c_void_p()
         create = self._find("cudaStreamCreateWithFlags")
         assert create(ctypes.byref(handle), 1) == 0
@@ -227,6 +224,7 @@ def test_a_torch_stream_refuses_our_event_and_takes_its_wait(cuda: CudaBackend) 
 
 def test_cupy_takes_our_stream_and_we_take_cupys(cuda: CudaBackend) -> None:
     cupy = pytest.importorskip("cupy", reason="CuPy is not among the test packages of every machine")
+    float(cupy.from_dlpack(torch.ones(N, device="cuda")).sum())  # loads its kernels, which waits for all streams
     producer, values, latch = _producer(cuda)
     theirs = cupy.cuda.ExternalStream(producer.native_handle)
     with theirs:
