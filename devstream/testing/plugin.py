@@ -88,10 +88,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("backend_name", params, indirect=True)
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m selects by the markers that are added here
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skip what lacks its hardware, and leave the stress tests out unless they are asked for."""
     named = chosen_by_name(config)
     for item in items:
+        if item.get_closest_marker("accelerator") is not None:
+            for name in marks_of("accelerator"):
+                item.add_marker(name)
         for name in _HARDWARE:
             if item.get_closest_marker(name) is not None:
                 reason = None if name in named else missing(name)
