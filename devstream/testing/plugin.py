@@ -3,14 +3,14 @@
 A test that needs hardware carries a marker. Where the hardware is missing the test is skipped, unless
 ``--require NAME`` says that it must be there: then the run stops before the first test. Nothing else skips.
 
-The fixture `backend` runs a test once on each backend: ``cpu`` always, and ``cuda``, ``rocm`` and ``accelerator``
-under the marker of that name. ``--backend NAME`` restricts it, or names a plug-in's; ``DEVSTREAM_BACKEND``
-restricts it too. A backend that is asked for by name must be able to run.
+The fixture `backend` runs a test once on each backend: ``cpu`` always, and ``cuda``, ``rocm`` and
+``accelerator`` under the marker of that name. ``--backend NAME`` restricts it, or names a plug-in's;
+``DEVSTREAM_BACKEND`` restricts it too. A backend that is asked for by name must be able to run.
 """
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -22,7 +22,7 @@ import torch
 from devstream import _compat, _registry
 from devstream import _streams as verbs
 from devstream.abc import AnyBackend, Latch, StreamArg
-from devstream.exceptions import BackendError, UnsupportedError
+from devstream.exceptions import BackendError
 from devstream.testing._latch import latch as hold
 from devstream.testing.recording import Recorder
 
@@ -34,12 +34,12 @@ MARKERS = {
     "rocm": "an AMD GPU",
     "accelerator": "any torch accelerator",
     "multi_gpu": "two accelerators in one process",
-    "hip_library": "HIP's library and AMD's Python binding of it, but no AMD GPU",
     "distributed": "torch.distributed, to start several ranks",
+    "hip_library": "HIP's runtime library and its Python binding, hip-python; no device",
     "slow": "more than a second",
     "stress": "many repeats; off unless the -m expression names it",
 }
-_HARDWARE = ("cuda", "rocm", "accelerator", "multi_gpu", "hip_library", "distributed")
+_HARDWARE = ("cuda", "rocm", "accelerator", "multi_gpu", "distributed", "hip_library")
 _BACKENDS = ("cpu", "cuda", "rocm", "accelerator")
 
 
@@ -122,28 +122,20 @@ def missing(name: str) -> str | None:
     if name == "multi_gpu":
         count = torch.accelerator.device_count() if _compat.default_accelerator_type() else 0
         return None if count >= 2 else f"two accelerators are needed, torch finds {count}"
-    if name == "hip_library":
-        return _missing_hip_library()
     if name == "distributed":
         return None if torch.distributed.is_available() else "this torch is built without torch.distributed"
+    if name == "hip_library":
+        try:
+            importlib.import_module("hip.hip")
+        except ImportError as error:
+            return f"hip-python, or the libamdhip64 that it loads, is not installed: {error}"
+        return None
     try:
         backend = _registry.usable(name)
     except BackendError as error:
         return str(error)
     # Such a backend can run, but a test that needs its vendor's hardware can't: ROCm's over a CUDA build.
     return backend.not_automatic_reason() if name in _HARDWARE else None
-
-
-def _missing_hip_library() -> str | None:
-    from devstream.backends import rocm  # noqa: PLC0415 - a vendor's module, loaded only where its tests are
-
-    if importlib.util.find_spec("hip") is None:
-        return "AMD's Python binding isn't installed (hip-python)"
-    try:
-        rocm._hip_library()
-    except UnsupportedError as error:
-        return str(error)
-    return None
 
 
 def chosen_by_name(config: pytest.Config) -> tuple[str, ...]:
@@ -213,7 +205,7 @@ def stream(backend: AnyBackend, device: torch.device) -> verbs.Stream:
 
 @pytest.fixture
 def latch() -> Callable[[StreamArg], AbstractContextManager[Latch]]:
-    """The function `devstream.testing.latch`."""
+    """Give `devstream.testing.latch`: ``with latch(stream) as held: ...; held.release()``."""
     return hold
 
 

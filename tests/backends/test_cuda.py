@@ -155,15 +155,15 @@ EVENTS = {
     "ours, blocking": lambda: devstream.Event("cuda", blocking=True),
     "ours, interprocess": lambda: devstream.Event("cuda", interprocess=True),
     "torch.Event": lambda: torch.Event("cuda"),
-    "torch.cuda.Event": lambda: torch.cuda.Event(),
+    "torch.cuda.Event": torch.cuda.Event,
     "torch.cuda.Event, timed": lambda: torch.cuda.Event(enable_timing=True),
 }
 STREAMS = {
     "ours": lambda: devstream.Stream("cuda"),
     "current": lambda: devstream.current_stream("cuda"),
     "torch.Stream": lambda: torch.Stream("cuda"),
-    "torch.cuda.Stream": lambda: torch.cuda.Stream(),
-    "external": lambda: External(),
+    "torch.cuda.Stream": torch.cuda.Stream,
+    "external": External,
 }
 
 
@@ -518,7 +518,7 @@ def test_a_forked_child_that_touches_the_device_is_told_so(cuda: CudaBackend) ->
             text = "no error"
         except ForkedProcessError as error:
             text = str(error)
-        except BaseException as error:  # noqa: BLE001 - the child must end here whatever comes
+        except BaseException as error:  # the child must end here whatever comes
             text = f"{type(error).__name__}: {error}"
         os.write(writing, text.encode())
         os._exit(0)
