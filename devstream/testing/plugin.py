@@ -98,7 +98,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(name)
         for name in _HARDWARE:
             if item.get_closest_marker(name) is not None:
-                # Named, a backend runs on whatever it can; a test that carries the marker itself wants the vendor's.
+                # Named, a backend runs on whatever it can; a test with the marker itself wants the vendor's.
                 params = (
                     item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
                 )
@@ -205,7 +205,7 @@ def stream(backend: AnyBackend, device: torch.device) -> verbs.Stream:
 
 @pytest.fixture
 def latch() -> Callable[[StreamArg], AbstractContextManager[Latch]]:
-    """Give `devstream.testing.latch`: ``with latch(stream) as held: ...; held.release()``."""
+    """Give `devstream.testing.latch`, a context manager that holds a stream."""
     return hold
 
 
