@@ -88,13 +88,22 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("backend_name", params, indirect=True)
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m selects by the markers that are added here
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skip what lacks its hardware, and leave the stress tests out unless they are asked for."""
     named = chosen_by_name(config)
     for item in items:
+        if item.get_closest_marker("accelerator") is not None:
+            for name in marks_of("accelerator"):
+                item.add_marker(name)
         for name in _HARDWARE:
             if item.get_closest_marker(name) is not None:
-                reason = None if name in named else missing(name)
+                # Named, a backend runs on whatever it can; a test with the marker itself wants the vendor's.
+                params = (
+                    item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+                )
+                ours = name in named and params.get("backend_name") == name
+                reason = None if ours else missing(name)
                 if reason is not None:
                     item.add_marker(pytest.mark.skip(reason=reason))
     if "stress" not in config.getoption("-m"):
@@ -196,7 +205,7 @@ def stream(backend: AnyBackend, device: torch.device) -> verbs.Stream:
 
 @pytest.fixture
 def latch() -> Callable[[StreamArg], AbstractContextManager[Latch]]:
-    """Give `devstream.testing.latch`: ``with latch(stream) as held: ...; held.release()``."""
+    """Give `devstream.testing.latch`, a context manager that holds a stream."""
     return hold
 
 

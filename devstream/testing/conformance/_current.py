@@ -177,7 +177,7 @@ class CurrentDeviceLaws:
     """A stream brings its device along, and takes it away again."""
 
     def test_a_block_restores_the_device_and_the_streams_of_both(self, subject: Subject) -> None:
-        """A block of another device's stream changes the current device, and restores it and that device's stream."""
+        """A block of another device's stream changes the current device, and restores it and both streams."""
         subject.needs_devices(2)
         zero, one = subject.side_stream(0), subject.side_stream(1)
         other = subject.side_stream(1, beside=(one,))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 from devstream import _streams as verbs
 from devstream.abc import Capability
@@ -42,7 +43,7 @@ class HostLaws:
                 self._assert_blocks(
                     subject,
                     stream,
-                    lambda event=made.item: event.record(stream),
+                    partial(made.item.record, stream),
                     made.item.synchronize,
                     f"Event.synchronize of {made.how}",
                 )
@@ -104,7 +105,7 @@ class HostLaws:
                 assert subject.finishes(made.item.synchronize), f"Event.synchronize of {made.how} must return"
 
     def test_options_that_the_device_lacks_are_refused_by_name(self, subject: Subject) -> None:
-        """An option without its `Capability` raises ``UnsupportedError`` with the option and the backend's name."""
+        """Without its `Capability` an option raises ``UnsupportedError`` with its and the backend's name."""
         has, name = subject.backend.capabilities(0), subject.backend.name
         for capability, option in (
             (Capability.TIMING, "enable_timing"),
@@ -113,7 +114,7 @@ class HostLaws:
         ):
             if capability not in has:
                 options = {option: True}
-                subject.error(UnsupportedError, lambda options=options: verbs.Event(**options), option, repr(name))
+                subject.error(UnsupportedError, partial(verbs.Event, **options), option, repr(name))
 
 
 class TimingLaws:

@@ -18,7 +18,7 @@ Form = tuple[str, Callable[[], object]]
 def assert_ordered(
     subject: Subject, producer: Any, consumer: Any, edge: Callable[[], object], what: str
 ) -> None:  # Any: streams of any class
-    """Hold *producer*, write behind the latch, draw the *edge*, and see *consumer* wait, and then read the value."""
+    """Hold *producer*, write behind the latch, draw the *edge*; see *consumer* wait, then read the value."""
     place = subject.device(subject.backend.stream_index(verbs.wrap(producer)))
     source, target = torch.zeros(64, device=place), torch.zeros(64)
     # Once before the latch: a kernel's first launch loads it, and some vendors wait for the whole device there.
@@ -75,7 +75,7 @@ class OrderingLaws:
     """What a record and a wait put before what, and that nothing else does."""
 
     def test_wait_orders_work_after_the_record(self, subject: Subject) -> None:
-        """Work issued to a stream after it waited for an event happens after what the event was recorded behind."""
+        """Work issued to a stream after a wait happens after what the event was recorded behind."""
         producer = subject.side_stream()
         consumer = subject.side_stream(beside=(producer,))
         event = verbs.Event()
@@ -103,7 +103,7 @@ class OrderingLaws:
         for number in range(len(subject.streams())):
             for kind in range(len(subject.events())):
                 for form in range(3):
-                    # New objects each time: an order that an earlier form left behind would hide a form that has none.
+                    # New objects each time: what an earlier form ordered would hide a form that orders nothing.
                     producer, event = subject.streams()[number], subject.events()[kind]
                     forms = record_forms(producer, event)
                     if form < len(forms):
@@ -160,7 +160,7 @@ class OrderingLaws:
             assert_ordered(subject, producer, consumer, edge, what)
 
     def test_wait_stream_orders_every_pair_of_streams(self, subject: Subject) -> None:
-        """``s.wait_stream(t)`` puts all work issued to *t* so far before later work of *s*, however both were got."""
+        """``s.wait_stream(t)`` puts all work issued to *t* so far before later work of *s*, however got."""
         count = len(subject.streams())
         for waiting in range(count):
             for waited in range(count):

@@ -20,11 +20,11 @@ from devstream.abc import AnyBackend, Capability
 from devstream.exceptions import BackendWarning, DevstreamError
 from devstream.testing._latch import latch
 
-#: How long a law waits for what must happen before it calls it lost. A backend that keeps the laws never gets there.
+#: How long a law waits for what must happen before it calls it lost. Only a broken backend gets there.
 PATIENCE_S = 20.0
-#: How long a law gives a call that must block the chance to return early. Every backend that keeps the laws pays it.
+#: How long a law gives a call that must block the chance to return early. Every backend pays it.
 GLANCE_S = 0.05
-#: How long a law looks at an event that must not happen. An idle stream gets to an event within some 20 µs, so that
+#: How long a law looks at an event that must not happen. An idle stream gets to an event within some 20 µs, so
 #: what is still to happen after this long is held.
 HELD_S = 0.003
 
@@ -183,18 +183,16 @@ class Subject:
 
     def error(self, kind: type[E], call: Callable[[], object], *words: str) -> E:
         """Return the error of class *kind* that *call* raises; it must have *words* and survive pickling."""
-        try:
+        with pytest.raises(kind) as caught:
             call()
-        except kind as error:
-            text = str(error)
-            for word in words:
-                assert word in text, f"{kind.__name__} must say {word!r}, but says: {text}"
-            if isinstance(error, DevstreamError):
-                copied = pickle.loads(pickle.dumps(error))
-                assert type(copied) is type(error), f"{type(error).__name__} must be picklable"
-                assert str(copied) == text, f"{type(error).__name__} must say the same after pickling"
-            return error
-        pytest.fail(f"{kind.__name__} was not raised")
+        text = str(caught.value)
+        for word in words:
+            assert word in text, f"{kind.__name__} must say {word!r}, but says: {text}"
+        if isinstance(caught.value, DevstreamError):
+            copied = pickle.loads(pickle.dumps(caught.value))
+            assert type(copied) is type(caught.value), f"{kind.__name__} must be picklable"
+            assert str(copied) == text, f"{kind.__name__} must say the same after pickling"
+        return caught.value
 
 
 @contextmanager
