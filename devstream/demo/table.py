@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import dataclass
 
 from devstream.demo.result import Column, Result
@@ -28,11 +29,10 @@ def as_table(result: Result, *, previous_tokens_per_s: float | None = None) -> T
     heads = ("", *(column.name for column in columns), "previous run")
     empty = [""] * len(columns)
     previous = "none yet" if previous_tokens_per_s is None else f"{previous_tokens_per_s:,.0f}"
-    first = columns[0].median_tokens_per_s
     rows = (
         ("tokens/s", *(f"{column.median_tokens_per_s:,.0f}" for column in columns), previous),
         ("  lowest to highest", *(_spread(column) for column in columns), ""),
-        ("  against the first", *(f"{column.median_tokens_per_s / first:.2f}x" for column in columns), ""),
+        ("  against the first, in turn", *(_ratio(column, columns[0]) for column in columns), ""),
         ("copy time, ms", *(_number(column.copy_ms) for column in columns), ""),
         ("copy time hidden", *(_share(column) for column in columns), ""),
         ("same losses", *(_same(column) for column in columns), ""),
@@ -55,6 +55,14 @@ def as_table(result: Result, *, previous_tokens_per_s: float | None = None) -> T
 
 def _spread(column: Column) -> str:
     return f"{min(column.tokens_per_s):,.0f} to {max(column.tokens_per_s):,.0f}"
+
+
+def _ratio(column: Column, first: Column) -> str:
+    if column is first:
+        return "1.00x"
+    # By pair: what else the machine does changes slowly, so it weighs on both segments of a pair.
+    ratios = [own / other for own, other in zip(column.tokens_per_s, first.tokens_per_s, strict=True)]
+    return f"{statistics.median(ratios):.2f}x ({min(ratios):.2f} to {max(ratios):.2f})"
 
 
 def _number(value: float | None) -> str:

@@ -64,6 +64,7 @@ def test_the_table_has_a_cell_for_each_column_and_the_run_before() -> None:
     assert all(len(row) == len(table.heads) for row in table.rows)
     rows = {row[0].strip(): row[1:] for row in table.rows}
     assert rows["tokens/s"] == ("110", "130", "99")
+    assert rows["against the first, in turn"] == ("1.00x", "1.20x (0.75 to 1.30)", "")
     assert rows["copy time hidden"] == ("0%", "80%", "")
     assert rows["same losses"] == ("to the bit", "within 2.0e-07", "")
 
