@@ -66,9 +66,8 @@ class Run:
         ]
         for row in self.rows:
             reached = {None: "", True: "yes", False: "**no**"}[row.ok]
-            lines.append(
-                f"| {row.goal} | {row.what} | {row.value:.3g} {row.unit} | {row.spread} | {row.limit} | {reached} |"
-            )
+            figure = f"{row.value:.3g} {row.unit}"
+            lines.append(f"| {row.goal} | {row.what} | {figure} | {row.spread} | {row.limit} | {reached} |")
         return "\n".join(lines) + "\n"
 
     def finish(self, json_file: str | None, keep: bool) -> int:
