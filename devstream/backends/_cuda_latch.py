@@ -25,13 +25,13 @@ _words_lock = threading.Lock()
 
 
 class MemoryLatch:
-    """Holds one stream; made by ``CudaBackend.hold``."""
+    """Holds one stream: *handle* is its ``cudaStream_t``."""
 
-    def __init__(self, backend: Any, stream: torch.Stream) -> None:  # Any: CudaBackend, which imports this module
+    def __init__(self, handle: int, stream: torch.Stream) -> None:
         self._word = torch.zeros(1, dtype=torch.int32, pin_memory=True)
         self._pointer = ctypes.cast(self._word.data_ptr(), ctypes.POINTER(ctypes.c_int32))
         code = _wait_value()(
-            ctypes.c_void_p(backend.native_handle(stream)),
+            ctypes.c_void_p(handle),
             ctypes.c_uint64(self._word.data_ptr()),
             ctypes.c_uint32(1),
             ctypes.c_uint(_EQUAL),

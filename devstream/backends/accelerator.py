@@ -16,7 +16,8 @@ import torch
 
 from devstream import _compat
 from devstream._objects import Stream
-from devstream.abc import Backend, Capability, DeviceSpec
+from devstream.abc import Backend, Capability, DeviceSpec, Latch
+from devstream.backends._cuda_latch import MemoryLatch
 from devstream.exceptions import ForkedProcessError, StreamTypeError
 
 
@@ -52,6 +53,20 @@ _FACTS: dict[str, _Facts] = {
 
 #: How many streams `AcceleratorBackend.current_stream` remembers.
 _SEEN_LIMIT = 1024
+
+
+#: What a forked child may still ask: attributes, and answers that need no driver.
+_WITHOUT_DEVICE = {
+    "context_reports",
+    "device_type",
+    "lacks",
+    "name",
+    "not_automatic_reason",
+    "rerecord_overwrites",
+    "stream_index",
+    "stream_key",
+    "unavailable_reason",
+}
 
 
 class AcceleratorStream(Stream):
@@ -301,6 +316,14 @@ class AcceleratorBackend(Backend[AcceleratorStream, torch.Event]):
         with stream, torch.no_grad():
             destination.copy_(source, non_blocking=True)
 
+    # -- holding a stream --------------------------------------------------------------------------------
+
+    def hold(self, stream: AcceleratorStream) -> Latch:
+        """Hold *stream*, where the device type is ``cuda``: only there is a way that needs no vendor module."""
+        if self.device_type == "cuda":
+            return MemoryLatch(self.native_handle(stream), stream)
+        return super().hold(stream)
+
     # -- fork --------------------------------------------------------------------------------------------
 
     def _opened(self) -> bool:
@@ -315,12 +338,9 @@ class AcceleratorBackend(Backend[AcceleratorStream, torch.Event]):
         """Refuse every call in a child whose parent had opened the device; drivers crash or hang there."""
         if not self._opened_at_fork:
             return
-        for operation in (
-            "create_stream", "current_stream", "default_stream", "set_stream", "record_event", "wait_event",
-            "query_event", "synchronize_event", "query_stream", "synchronize_stream", "synchronize_device",
-            "record_stream", "copy", "hold", "capabilities", "spec",
-        ):  # fmt: skip
-            self.__dict__[operation] = self._refusal(operation)
+        for operation in dir(Backend):
+            if not operation.startswith("_") and operation not in _WITHOUT_DEVICE:
+                self.__dict__[operation] = self._refusal(operation)
 
     def _refusal(self, operation: str) -> Callable[..., NoReturn]:
         device = f"device type {self.device_type!r}"

@@ -12,8 +12,7 @@ from typing import ClassVar
 import torch
 
 from devstream import _compat
-from devstream.abc import Capability, DeviceSpec, Latch
-from devstream.backends._cuda_latch import MemoryLatch
+from devstream.abc import Capability, DeviceSpec
 from devstream.backends.accelerator import AcceleratorBackend, AcceleratorStream
 from devstream.exceptions import CaptureError, IpcHandleError, StreamTypeError
 from devstream.typing import HasCudaStream
@@ -239,12 +238,6 @@ class CudaBackend(AcceleratorBackend):
         except RuntimeError as error:
             raise IpcHandleError(device=f"cuda:{index}", cause=str(error).splitlines()[0]) from error
         return event
-
-    # -- holding a stream --------------------------------------------------------------------------------
-
-    def hold(self, stream: AcceleratorStream) -> Latch:
-        """Hold *stream* on a word of pinned memory; it lets go by itself after a minute."""
-        return MemoryLatch(self, stream)
 
     def _opened(self) -> bool:
         return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -17,7 +18,11 @@ from devstream.exceptions import BackendUnavailableError, DeviceMismatchError, U
 def run(program: str) -> str:
     # In a process of its own: there can be only one PrivateUse1 device, and it stays.
     found = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", SIMDEV + program], capture_output=True, text=True, check=False
+        [sys.executable, "-W", "ignore", "-c", SIMDEV + program],
+        env={name: value for name, value in os.environ.items() if name != "DEVSTREAM_BACKEND"},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert found.returncode == 0, found.stderr
     return found.stdout.strip()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import multiprocessing
 import os
+import subprocess
+import sys
 import threading
 import warnings
 import weakref
@@ -19,7 +20,8 @@ import devstream
 from devstream.backends.cuda import CudaBackend
 from devstream.exceptions import CaptureError, ForkedProcessError, IpcHandleError, StreamTypeError
 
-pytestmark = pytest.mark.cuda
+# The ROCm backend warns past HIP's four queues, which is right, and not what these tests are about.
+pytestmark = [pytest.mark.cuda, pytest.mark.filterwarnings("ignore::devstream.exceptions.BackendWarning")]
 
 N = 1 << 16
 
@@ -226,7 +228,7 @@ def test_cupy_takes_our_stream_and_we_take_cupys(cuda: CudaBackend) -> None:
     cupy = pytest.importorskip("cupy", reason="CuPy is not among the test packages of every machine")
     float(cupy.from_dlpack(torch.ones(N, device="cuda")).sum())  # loads its kernels, which waits for all streams
     producer, values, latch = _producer(cuda)
-    theirs = cupy.cuda.ExternalStream(producer.native_handle)
+    theirs = cupy.cuda.Stream.from_external(producer)
     with theirs:
         total = cupy.from_dlpack(values).sum()
     latch.release()
@@ -410,31 +412,37 @@ def test_opening_ones_own_interprocess_event_is_refused(cuda: CudaBackend) -> No
     assert torch.ones(3, device="cuda").sum().item() == 3.0  # the driver's error doesn't stick
 
 
-def _wait_abroad(handle: bytes, pipe: Any) -> None:
-    event = devstream.Event.from_ipc_handle("cuda", handle)
-    side = devstream.Stream("cuda")
-    side.wait_event(event)
-    behind = side.record_event()
-    pipe.send(behind.query())
-    pipe.recv()
-    behind.synchronize()
-    pipe.send(behind.query())
+ABROAD = """
+import sys, devstream
+handle = bytes.fromhex(sys.stdin.readline())
+event, side = devstream.Event.from_ipc_handle("cuda", handle), devstream.Stream("cuda")
+side.wait_event(event)
+behind = side.record_event()
+print(behind.query(), flush=True)
+sys.stdin.readline()
+behind.synchronize()
+print(behind.query(), flush=True)
+"""
 
 
 def test_another_process_waits_for_an_interprocess_event(cuda: CudaBackend) -> None:
     event, side = devstream.Event("cuda", interprocess=True), devstream.Stream("cuda")
-    handle = event.ipc_handle()
     latch = cuda.hold(side)
     event.record(side)
-    here, there = multiprocessing.get_context("spawn").Pipe()
-    process = multiprocessing.get_context("spawn").Process(target=_wait_abroad, args=(handle, there))
-    process.start()
-    assert here.recv() is False
-    latch.release()
-    here.send("released")
-    assert here.recv() is True
-    process.join()
-    assert process.exitcode == 0
+    with subprocess.Popen(
+        [sys.executable, "-c", ABROAD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as abroad:
+        assert abroad.stdin is not None
+        assert abroad.stdout is not None
+        abroad.stdin.write(event.ipc_handle().hex() + "\n")
+        abroad.stdin.flush()
+        assert abroad.stdout.readline().strip() == "False"
+        latch.release()
+        side.synchronize()
+        abroad.stdin.write("released\n")
+        abroad.stdin.flush()
+        assert abroad.stdout.readline().strip() == "True"
+    assert abroad.returncode == 0
 
 
 # -- many ------------------------------------------------------------------------------------------------
@@ -525,5 +533,5 @@ def test_a_forked_child_that_touches_the_device_is_told_so(cuda: CudaBackend) ->
     os.waitpid(child, 0)
     text = os.read(reading, 4096).decode()
     assert "spawn" in text
-    assert text.startswith("create_stream") or "forked child" in text
+    assert "forked child" in text
     assert devstream.Stream("cuda").query()  # the parent isn't affected

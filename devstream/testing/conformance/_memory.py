@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 
 from devstream import _streams as verbs
@@ -70,7 +72,11 @@ class MemoryLaws:
                 event.record()
             tripled = x * 3
             base.wait_event(event)
-            (doubled * tripled).sum().backward()  # type: ignore[no-untyped-call]
+            loss = (doubled * tripled).sum()
+            with warnings.catch_warnings():
+                # torch >= 2.11 warns of what this law is about: gradients of one leaf from two streams.
+                warnings.filterwarnings("ignore", message=".*AccumulateGrad.*")
+                loss.backward()  # type: ignore[no-untyped-call]
             assert x.grad is not None, "backward must reach the leaf"
             assert x.grad.cpu().eq(12.0).all(), "the gradient of 6 x^2 at 1 must be 12"
 
