@@ -52,13 +52,12 @@ class Feed:
         self._ring: deque[_Place] = deque()
 
     def send(self, number: int) -> None:
-        """Start the copy of batch *number*; it runs under whatever is issued to the current stream from now on."""
+        """Start the copy of batch *number*; it runs beside whatever else is under way."""
         # Made before the copy's stream is made to wait, so that the wait is as late as can be.
         batch = self._make(number)
         if len(self._ring) == self._places:
             # The place's old batch goes back to the allocator only now; the copy must not overtake its reader.
             self._ring.popleft().read.wait(self._stream)
-        _order(self._stream, self._device)  # before the span: waiting for the step before is not copying
         with self._watch.span(BATCHES, "batch", stream=self._stream):
             tensor, ready = copy(batch, self._device, stream=self._stream)
         self._ring.append(_Place(number, tensor, ready, Event(self._device)))
@@ -75,9 +74,3 @@ class Feed:
 
     def _find(self, number: int) -> _Place:
         return next(place for place in self._ring if place.number == number)
-
-
-def _order(stream: StreamArg, device: torch.device) -> None:
-    here = Event(device)
-    here.record(current_stream(device))
-    here.wait(stream)

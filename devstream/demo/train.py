@@ -125,9 +125,7 @@ class Training:
         if first < last:
             feed.send(first)
         for step in range(first, last):
-            if step + 1 < last:
-                feed.send(step + 1)  # before this step, so that it runs under it
-            meter.add(step, self._step(step, feed, evaluation, watch))
+            meter.add(step, self._step(step, feed, evaluation, watch, sends=step + 1 < last))
             evaluation.advance()
             if evaluate_every and (step + 1) % evaluate_every == 0 and step + 1 < last:
                 evaluation.snapshot(step + 1)
@@ -138,10 +136,13 @@ class Training:
         evaluated = {result.step: float(result.loss) for result in evaluation.results}
         return Segment(meter.losses(), evaluated, tokens, seconds, watch.spans())
 
-    def _step(self, step: int, feed: Feed, evaluation: Evaluation, watch: Watch) -> torch.Tensor:
+    def _step(self, step: int, feed: Feed, evaluation: Evaluation, watch: Watch, *, sends: bool) -> torch.Tensor:
         text = feed.take(step)
-        with watch.span(TRAINING, "forward, backward"):
+        with watch.span(TRAINING, "forward"):
             loss: torch.Tensor = self.model(text)
+        if sends:
+            feed.send(step + 1)  # in the middle of this step, so that it runs under the rest of it
+        with watch.span(TRAINING, "backward"):
             torch.autograd.backward(loss)
         feed.give_back(step)
         evaluation.release_weights()  # before the span: waiting for the snapshot is not training

@@ -20,6 +20,7 @@ import torch
 from devstream import _observe
 from devstream._objects import as_stream
 from devstream._streams import Event, backend, named_stream
+from devstream._streams import stream as switch
 from devstream.abc import AnyBackend, Capability, StreamArg
 from devstream.exceptions import (
     BlockingCopyWarning,
@@ -60,8 +61,9 @@ def copy(
         UnsupportedError: the devices are accelerators of two types.
 
     Ordering:
-        The copy comes after all work issued so far to the stream that is current on the tensor's device and,
-        for a tensor from the host, on the target: to let it run under a step, call this before the step. Nothing
+        The copy comes after all work issued so far to the stream that is current on the tensor's device; for a
+        page-locked tensor after that of the target, which may still be writing it. A pageable tensor is read by
+        the host in the call, so its copy waits for nothing and runs beside whatever was issued before. Nothing
         waits for the copy: make the reader wait (``ready.wait()`` for a stream, ``ready.synchronize()`` for the
         host, always before the host reads), and a stream other than the one that is current now needs
         ``devstream.record_stream`` besides. The event's record is the end of the copy.
@@ -86,14 +88,18 @@ def copy(
     pinned = Capability.PINNED_MEMORY in owner.capabilities(index)
     if direction in _HOST and not pinned:
         _warn_blocking(owner, direction)
-    # Made while *here* is current, whose earlier work may still use this memory; so before the edge below.
-    destination = _empty_like(tensor, target, pinned=pinned and direction == "d2h")
-    slot = None
-    if direction == "h2d" and pinned and not tensor.is_pinned():
-        slot = _slots_of(owner, index).take(destination)
+    staged = direction == "h2d" and pinned and not tensor.is_pinned()
+    if staged and not same_queue:
+        # From the copying stream's own memory, so that nothing of *here* has to be waited for.
+        with switch(own):
+            destination = _empty_like(tensor, target, pinned=False)
+    else:
+        # Made while *here* is current, whose earlier work may still use this memory; so before the edge below.
+        destination = _empty_like(tensor, target, pinned=pinned and direction == "d2h")
+    slot = _slots_of(owner, index).take(destination) if staged else None
     try:
         source = tensor if slot is None else slot.fill(tensor, destination)
-        if not same_queue:
+        if not same_queue and not staged:
             _order(own, here, owner, index)
         if direction == "p2p":
             _order(own, owner.current_stream(target.index), owner, target.index)
@@ -107,7 +113,9 @@ def copy(
         if slot is not None:
             slot.busy_until(ready)
     known = same_queue and direction != "p2p"  # the allocator knows of this stream, since it is the memory's own
-    _keep(owner, None if known else own, ready, (destination,) if slot is not None else (destination, tensor))
+    # Staged, the memory is the copying stream's, and the reader is the one that the allocator must hear of.
+    user = None if known else here if staged else own
+    _keep(owner, user, ready, (destination,) if slot is not None else (destination, tensor))
     return destination, ready
 
 

@@ -79,7 +79,7 @@ def test_the_timeline_has_every_copy_and_every_step(device: torch.device) -> Non
     lanes = [span.lane for span in segment.spans]
     assert lanes.count(BATCHES) == STEPS
     assert lanes.count(WEIGHTS) == 2
-    assert lanes.count(TRAINING) == 2 * STEPS
+    assert lanes.count(TRAINING) == 3 * STEPS
     assert set(lanes) == COPIES | COMPUTE
 
 

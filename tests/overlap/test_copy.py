@@ -123,6 +123,21 @@ def test_a_pageable_source_may_be_changed_at_once_where_there_is_pinned_memory(
     assert there.eq(2.0).all()
 
 
+def test_a_pageable_source_does_not_wait_for_the_current_stream_where_there_is_pinned_memory(
+    backend: AnyBackend, device: torch.device
+) -> None:
+    if Capability.PINNED_MEMORY not in backend.capabilities(device.index):
+        pytest.skip(f"backend {backend.name!r} has no Capability.PINNED_MEMORY")
+    busy = devstream.Stream(device)
+    copy(torch.full((N,), 1.0), device)[1].synchronize()  # takes the memory that the copy below needs
+    with latch(busy) as held:
+        with devstream.stream(busy):
+            there, ready = copy(torch.full((N,), 2.0), device)
+            ready.synchronize()  # would never return if the copy came after what holds the current stream
+        held.release()
+    assert there.eq(2.0).all()
+
+
 def test_many_copies_in_flight_each_keep_their_own_values(device: torch.device) -> None:
     copies = [copy(torch.full((N,), float(number)), device) for number in range(32)]
     for number, (there, ready) in enumerate(copies):
@@ -177,8 +192,9 @@ def test_autograd_does_not_see_the_copy(device: torch.device) -> None:
 def test_the_seam_sees_one_copy_after_the_producers_record(device: torch.device) -> None:
     seen: list[_observe.Notice] = []
     side = devstream.Stream(device)
+    source = on(device, 1.0)
     with _observe.subscribe(seen.append):
-        there, ready = copy(torch.ones(4), device, stream=side)
+        there, ready = copy(source, "cpu", stream=side)
     ready.synchronize()
     kinds = [type(one) for one in seen]
     assert kinds.count(_observe.Copy) == 1
