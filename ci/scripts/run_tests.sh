@@ -15,6 +15,8 @@ case $vendor in
     nvidia)
         bash ci/scripts/gpu_report.sh nvidia
         arguments=(-m "cuda and not stress" --require cuda)
+        # CUDA loads a kernel at its first launch and waits for the whole device then: behind a latch, for ever.
+        export CUDA_MODULE_LOADING="${CUDA_MODULE_LOADING:-EAGER}"
         ;;
     amd)
         bash ci/scripts/gpu_report.sh amd

@@ -15,7 +15,7 @@ import torch
 from devstream.exceptions import StreamError, UnsupportedError
 
 #: A latch that nobody releases lets go after this many seconds, so that a failed test doesn't hang a machine.
-LIMIT_S = 60.0
+LIMIT_S = 20.0
 
 _EQUAL = 1  # CU_STREAM_WAIT_VALUE_EQ. Source: cuda.h, CUstreamWaitValue_flags, read November 2026
 

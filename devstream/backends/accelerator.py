@@ -143,7 +143,8 @@ class AcceleratorBackend(Backend[AcceleratorStream, torch.Event]):
             (Capability.TIMING, lambda: _try_timing(device, here)),
             (Capability.NATIVE_HANDLE, lambda: _compat.native_handle(one)),
             (Capability.RECORD_STREAM, lambda: torch.empty(1, device=device).record_stream(one)),
-            (Capability.PINNED_MEMORY, lambda: torch.empty(1, pin_memory=True)),
+            # From and to the device itself: another accelerator of the machine may own the pinned memory.
+            (Capability.PINNED_MEMORY, lambda: torch.empty(1, pin_memory=True).to(device, non_blocking=True)),
         )
         for capability, trial in trials:
             try:

@@ -122,7 +122,7 @@ class HostFunctionLatch:
     def __init__(self, handle: int) -> None:
         self._released = threading.Event()
         prototype = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-        self._function = prototype(lambda _: (self._released.wait(60.0), None)[1])
+        self._function = prototype(lambda _: (self._released.wait(20.0), None)[1])
         library = _hip_library()
         launch = getattr(library, "hipLaunchHostFunc", None)  # absent before ROCm 5.7
         code = -1 if launch is None else launch(ctypes.c_void_p(handle), self._function, None)

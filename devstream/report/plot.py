@@ -55,7 +55,8 @@ def draw(spans: Iterable[Span], *, title: str = "") -> bytes:
         if width > 0.012 * length_ms * len(span.name):
             axes.text(start + width / 2, rows[span.lane], span.name, ha="center", va="center", fontsize=8)
     labels = [
-        f"{lane}\n{times[lane].busy_ms:.3g} ms busy, {(times[lane].hidden_share or 0):.0%} hidden" for lane in rows
+        f"{lane}\n{_milliseconds(times[lane].busy_ms)} busy, {(times[lane].hidden_share or 0):.0%} hidden"
+        for lane in rows
     ]
     axes.set_yticks(list(rows.values()), labels)
     axes.invert_yaxis()
@@ -64,3 +65,7 @@ def draw(spans: Iterable[Span], *, title: str = "") -> bytes:
     content = io.BytesIO()
     figure.savefig(content, format="png", dpi=110)
     return content.getvalue()
+
+
+def _milliseconds(value: float) -> str:
+    return f"{value:,.0f} ms" if value >= 100 else f"{value:.3g} ms"

@@ -123,7 +123,8 @@ print(backend.name, devstream.Stream(priority=-9).priority, devstream.devices()[
 @pytest.mark.cuda
 @pytest.mark.parametrize("hip", [False, True])
 def test_the_backend_runs_over_cuda_when_it_is_named(hip: bool) -> None:
-    start = "import torch; torch.version.hip = '7.2.0'\n" if hip else ""
+    # torch opens the device first: on a build that says HIP it would ask AMD's own library for it.
+    start = "import torch; torch.cuda.init(); torch.version.hip = '7.2.0'\n" if hip else ""
     found = subprocess.run(
         [sys.executable, "-c", start + RERECORD],
         env={**os.environ, "DEVSTREAM_BACKEND": "rocm"},
