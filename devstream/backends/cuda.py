@@ -67,10 +67,6 @@ class CudaBackend(AcceleratorBackend):
         hidden = f" (CUDA_VISIBLE_DEVICES is {visible!r})" if visible is not None else ""
         return f"torch {torch.__version__} finds no {maker} device{hidden}; see whether `{tool}` lists one"
 
-    def device_count(self) -> int:
-        """Return the number of visible devices."""
-        return torch.cuda.device_count()
-
     def capabilities(self, index: int) -> Capability:
         """Return what every CUDA device can do."""
         return _CUDA | Capability.PEER_ACCESS if self.device_count() > 1 else _CUDA

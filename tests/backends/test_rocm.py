@@ -20,7 +20,7 @@ from devstream.exceptions import BackendWarning
 def rocm(monkeypatch: pytest.MonkeyPatch) -> RocmBackend:
     monkeypatch.setattr(torch.version, "hip", "7.2.53211")
     monkeypatch.setattr(torch.version, "rocm", "7.2.0", raising=False)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
     return RocmBackend()
 
 
