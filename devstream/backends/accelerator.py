@@ -91,6 +91,7 @@ class AcceleratorBackend(Backend[AcceleratorStream, torch.Event]):
         self._defaults: dict[int, AcceleratorStream] = {}
         self._seen: dict[torch.Stream, AcceleratorStream] = {}
         self._tried: _Facts | None = None
+        self._stand_in: str | None = None
         self._torch_type: int | None = None
         self._opened_at_fork = False
         os.register_at_fork(before=self._before_fork, after_in_child=self._after_fork)
@@ -104,14 +105,17 @@ class AcceleratorBackend(Backend[AcceleratorStream, torch.Event]):
         """Say why: no accelerator, or one whose events record nothing."""
         if _compat.default_accelerator_type() is None:
             return f"torch {torch.__version__} finds no accelerator"
-        return self._stand_in_reason()
+        if self._stand_in is None:
+            # Once: it waits for a stream, and whoever asks later may be holding that one.
+            self._stand_in = self._stand_in_reason() or ""
+        return self._stand_in or None
 
     def _stand_in_reason(self) -> str | None:
         """Refuse a device whose guard is a stub: its waits would order nothing, in silence."""
         try:
             event = torch.Event(device=self.device_type)
             event.record(torch.accelerator.current_stream())
-            torch.accelerator.synchronize()
+            event.synchronize()
         except (RuntimeError, NotImplementedError) as error:
             return f"device type {self.device_type!r} has no working events: {str(error).splitlines()[0]}"
         if not _compat.event_was_recorded(event):

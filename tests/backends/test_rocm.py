@@ -123,8 +123,9 @@ print(backend.name, devstream.Stream(priority=-9).priority, devstream.devices()[
 @pytest.mark.cuda
 @pytest.mark.parametrize("hip", [False, True])
 def test_the_backend_runs_over_cuda_when_it_is_named(hip: bool) -> None:
-    # torch opens the device first: on a build that says HIP it would ask AMD's own library for it.
-    start = "import torch; torch.cuda.init(); torch.version.hip = '7.2.0'\n" if hip else ""
+    # On a build that says HIP torch would ask AMD's library for the device and for the number of devices.
+    as_hip = "torch.cuda.init(); torch.cuda._device_count_amdsmi = lambda: -1; torch.version.hip = '7.2.0'"
+    start = f"import torch; {as_hip}\n" if hip else ""
     found = subprocess.run(
         [sys.executable, "-c", start + RERECORD],
         env={**os.environ, "DEVSTREAM_BACKEND": "rocm"},
