@@ -84,3 +84,20 @@ for what in (lambda: backend.native_handle(stream), lambda: backend.record_strea
         "Capability.NATIVE_HANDLE",
         "Capability.RECORD_STREAM",
     ]
+
+
+def test_a_device_is_tried_once_and_not_at_every_question() -> None:
+    """Trying waits for a stream; a later question may come from someone who holds that stream."""
+    out = run(
+        """
+from devstream.backends.accelerator import AcceleratorBackend
+tried = []
+class Counting(AcceleratorBackend):
+    def _stand_in_reason(self):
+        tried.append(1)
+        return super()._stand_in_reason()
+backend = Counting()
+print(backend.unavailable_reason() == backend.unavailable_reason(), len(tried))
+"""
+    )
+    assert out == "True 1"
