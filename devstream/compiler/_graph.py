@@ -40,7 +40,10 @@ class Kind(StrEnum):
     """What a node does."""
 
     COMPUTE = "compute"
-    VIEW = "view"  #: view or getitem: touches no memory, so it needs no stream order, only that its base exists
+    VIEW = (
+        "view"  #: touches no memory, so it needs no order: each region that reads it makes it anew from its base
+    )
+    ITEM = "item"  #: getitem of a tuple: goes where the tuple is made
     COPY = "copy"  #: between devices or host; a step of its own
     ISSUE = "issue"  #: starts a collective: until its wait its inputs stay as they are and its outputs are unread
     WAIT = "wait"  #: makes its stream wait for a collective; its result aliases the collective's output
@@ -216,7 +219,7 @@ class Graph:
 
 
 #: Does nothing that the device orders: no memory is touched.
-FREE_OF_WORK = frozenset({Kind.VIEW})
+FREE_OF_WORK = frozenset({Kind.VIEW, Kind.ITEM})
 #: A step of its own in the program; everything else enters a region.
 OWN_STEP = frozenset({Kind.COPY, Kind.ISSUE, Kind.WAIT, Kind.EFFECT})
 _ORDERS = frozenset({OpKind.RECORD, OpKind.WAIT, OpKind.SYNCHRONIZE})
@@ -284,15 +287,15 @@ def _storage_problems(graph: Graph, node: Node, written: set[int]) -> Iterator[s
     touched = graph.storages((*node.reads, *node.writes))
     for name in node.makes:
         value = graph.value[name]
-        if node.kind in {Kind.VIEW, Kind.WAIT} and value.storage not in touched:
+        if node.kind in {*FREE_OF_WORK, Kind.WAIT} and value.storage not in touched:
             yield f"node {node.name!r} is a {node.kind}, but {name!r} shares no storage with what it reads"
         if value.storage not in written and value.stream != node.stream:
             yield f"{name!r} is made by {node.name!r} on stream {node.stream}, but listed on stream {value.stream}"
         if value.storage in written and value.storage not in touched:
             yield f"{name!r} shares storage {value.storage}, which {node.name!r} does not read"
-    if node.kind is Kind.VIEW and node.writes:
-        yield f"node {node.name!r} is a view, but writes"
-    if node.kind in {Kind.COPY, Kind.VIEW}:
+    if node.kind in FREE_OF_WORK and (node.writes or len(node.reads) != 1):
+        yield f"node {node.name!r} is a {node.kind}: it reads one value and writes none"
+    if node.kind in {Kind.COPY, *FREE_OF_WORK}:
         return
     stream = graph.streams[node.stream]
     for name in (*node.reads, *node.writes, *node.makes):
