@@ -126,6 +126,7 @@ class _Builder:
         assert op.stream is not None
         self._host(op.stream, (number, 0))
         if op.kind is OpKind.RECORD_STREAM:
+            self.last_use[self.storage[op.value]] = (number, 1)
             return RecordStream(op.value, op.stream, index, op.line)
         assert op.event is not None
         if op.kind is OpKind.RECORD:

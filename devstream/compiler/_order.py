@@ -228,7 +228,7 @@ class _Derivation:
                 follow(item, ("event", op.event))
 
     def _epochs(self) -> None:
-        """Put each piece of work before the records behind it and behind the waits before it. [Note: Epochs]"""
+        """Put each piece of work before the records behind it and behind the waits before it: [Note: Epochs]."""
         records: dict[int, list[tuple[int, int]]] = defaultdict(list)
         waits: dict[int, list[tuple[int, int]]] = defaultdict(list)
         streams = range(len(self.graph.streams))

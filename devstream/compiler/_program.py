@@ -44,7 +44,7 @@ class Work:
     """Launch something on *stream*.
 
     *nodes* are run in this order: views are listed wherever they are needed. *inputs* and *outputs* are values; only
-    *reads* and *writes* say what memory is touched. *epochs* are the first and the last epoch of the nodes.
+    *reads* and *writes* say what memory is touched. *epochs* are the first and the last epoch of the nodes that work.
 
     Args:
         collective: of a `WorkKind.COLLECTIVE_WAIT`, the name of the `WorkKind.ISSUE` step.
@@ -59,7 +59,7 @@ class Work:
     outputs: tuple[str, ...] = ()
     reads: tuple[Use, ...] = ()
     writes: tuple[Use, ...] = ()
-    epochs: tuple[int, int] = (0, 0)
+    epochs: tuple[int, int] | None = None
     line: str = ""
     collective: str = ""
     target: str = ""

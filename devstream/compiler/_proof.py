@@ -248,11 +248,9 @@ class _Walk:
 
     def _lane(self, stream: int) -> Lane:
         """Return a lane for a collective: one that *stream* knows to be empty, so that lanes stay few."""
-        for position, last in enumerate(self.lanes):
-            if self.clocks.knows(stream, last):
-                break
-        else:
-            position = len(self.lanes)
+        free = (position for position, last in enumerate(self.lanes) if self.clocks.knows(stream, last))
+        position = next(free, len(self.lanes))
+        if position == len(self.lanes):
             self.lanes.append(Stamp(("collective", position), 0))
         lane = self.lanes[position].lane
         self.clocks.wait(lane, self.clocks.view(stream))

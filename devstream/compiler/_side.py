@@ -61,6 +61,8 @@ class Sides:
             self.added.add(step.event)
 
     def _work(self, number: int, work: Work) -> None:
+        if work.epochs is None:
+            return
         lowest, highest = work.epochs
         epoch, closer, line = self.closed.get(work.stream, (-1, -1, ""))
         if lowest <= epoch:

@@ -118,7 +118,7 @@ class _Maker:
             outputs=tuple(outputs),
             reads=reads,
             writes=writes,
-            epochs=(min(epochs), max(epochs)) if epochs else (0, 0),
+            epochs=(min(epochs), max(epochs)) if epochs else None,
             line=head.line,
             collective=head.collective,
         )
