@@ -235,8 +235,9 @@ class _Builder:
             return events[stream]
 
         for output in self.graph.outputs:
-            if output.saved and self.graph.value[output.value].stream:
-                completion(self.graph.value[output.value].stream)
+            stream = self.graph.owner[self.storage[output.value]].stream
+            if output.saved and stream:
+                completion(stream)
         by_storage: dict[int, list[Slot]] = defaultdict(list)
         for slot in self.slots:
             by_storage[slot.storage].append(slot)

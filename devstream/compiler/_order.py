@@ -194,7 +194,8 @@ class _Derivation:
             value = self.graph.value[output.value]
             if not output.joined and not output.saved:
                 continue
-            item = end(self.graph, value.stream if output.saved else 0)
+            # The backward takes a saved value for ready on the stream whose memory it is.
+            item = end(self.graph, self.graph.owner[value.storage].stream if output.saved else 0)
             self._need(item, self.states[value.storage].writer)
             if output.value in self.made_by:  # a region may make even a view by a copy
                 maker = self.graph.nodes[self.made_by[output.value]]

@@ -101,6 +101,15 @@ class Capture:
         first, second = (self.node(stream, both, kind=Kind.ITEM, alias=both) for _ in range(2))
         return first, second
 
+    def issue(self, stream: int, *reads: str) -> str:
+        """Start a collective; what comes back is for `land` only."""
+        return self.node(stream, *reads, kind=Kind.ISSUE)
+
+    def land(self, stream: int, issued: str) -> str:
+        """Let *stream* wait for the collective that makes *issued*."""
+        maker = next(node.name for node in self.nodes if issued in node.makes)
+        return self.node(stream, issued, kind=Kind.WAIT, alias=issued, collective=maker)
+
     def record(self, event: int, stream: int) -> None:
         """Record *event* on *stream*."""
         self._op(OpKind.RECORD, stream=stream, event=event)
@@ -193,7 +202,7 @@ class _Random:
             self.live.append(self.capture.input(origin=Origin.TANGENT))
         self.fixed = {value.name for value in self.capture.values if value.origin is Origin.INPUT}
         self.changed: set[str] = set()
-        self.flying: list[tuple[str, str]] = []
+        self.flying: list[str] = []
 
     def run(self, actions: tuple[str, ...], count: int) -> Graph:
         for _ in range(count):
@@ -207,6 +216,11 @@ class _Random:
                 kind = self.integer(0, 4)
                 self.capture.output(value, joined=kind < 3, saved=kind == 4)
         return self.capture.graph()
+
+    def _in_flight(self) -> set[int]:
+        """Return the storages that collectives are reading: changing them is the user's error, not an order."""
+        issues = [node for node in self.capture.nodes if set(node.makes) & set(self.flying)]
+        return {self.capture.storage(name) for node in issues for name in node.reads}
 
     def _pick(self) -> str:
         return self.live[self.integer(0, len(self.live) - 1)]
@@ -233,13 +247,13 @@ class _Random:
 
     def _write(self, stream: int) -> None:
         value = self._pick()
-        if value not in self.fixed:
+        if value not in self.fixed and self.capture.storage(value) not in self._in_flight():
             self.live.append(self.capture.node(stream, value, writes=(value,), alias=value))
 
     def _change(self, stream: int) -> None:
-        targets = sorted(
-            {value.name for value in self.capture.values if value.origin is Origin.INPUT} - self.changed
-        )
+        busy = self._in_flight()
+        inputs = [one for one in self.capture.values if one.origin is Origin.INPUT and one.storage not in busy]
+        targets = sorted({value.name for value in inputs} - self.changed)
         if not targets:
             return
         target = targets[self.integer(0, len(targets) - 1)]
@@ -262,13 +276,12 @@ class _Random:
         )
 
     def _issue(self, stream: int) -> None:
-        made = self.capture.node(stream, self._pick(), kind=Kind.ISSUE)
-        self.flying.append((self.capture.nodes[-1].name, made))
+        self.flying.append(self.capture.issue(stream, self._pick()))
 
     def _land(self, stream: int) -> None:
         if self.flying:
-            name, made = self.flying.pop(self.integer(0, len(self.flying) - 1))
-            self.live.append(self.capture.node(stream, made, kind=Kind.WAIT, alias=made, collective=name))
+            issued = self.flying.pop(self.integer(0, len(self.flying) - 1))
+            self.live.append(self.capture.land(stream, issued))
 
     def _copy(self, stream: int) -> None:
         self.live.append(self.capture.node(stream, self._pick(), kind=Kind.COPY))

@@ -141,7 +141,9 @@ class _Loader:
         freed = {step.storage for step in program.steps if isinstance(step, Free)}
         for storage, stream in self.owner.items():
             if storage not in freed:
-                self._add(number, stream, tuple(self.holds[storage]), gone=storage, final=True)
+                # Not in the stream's own queue: one that is held must not hold back the next.
+                after = (*self.holds[storage], self.machine.queues[stream][-1])
+                self._add(number, ("gone", storage), after, gone=storage, final=True)
 
     def _makers(self, names: set[str]) -> Iterator[int]:
         for number, step in enumerate(self.program.steps):
