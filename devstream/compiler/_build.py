@@ -20,7 +20,7 @@ from collections.abc import Callable
 
 from devstream.compiler._cut import DELAY_US, Group, GroupKind, cut
 from devstream.compiler._graph import Graph, OpKind, Origin
-from devstream.compiler._order import Order, derive, entry
+from devstream.compiler._order import Order, derive, entry, roots
 from devstream.compiler._program import (
     Completion,
     Free,
@@ -66,6 +66,7 @@ class _Builder:
     def __init__(self, order: Order, groups: tuple[Group, ...]) -> None:
         self.order, self.graph, self.groups = order, order.graph, groups
         self.works, self.slots = works(order, groups)
+        self.root = roots(self.graph)
         self.clocks = Clocks()
         self.stamps = {entry(stream): self.clocks.tick(stream) for stream in range(len(self.graph.streams))}
         used = [op.event for op in self.graph.ops if op.event is not None]
@@ -126,8 +127,9 @@ class _Builder:
         assert op.stream is not None
         self._host(op.stream, (number, 0))
         if op.kind is OpKind.RECORD_STREAM:
-            self.last_use[self.storage[op.value]] = (number, 1)
-            return RecordStream(op.value, op.stream, index, op.line)
+            base = self.root[op.value]
+            self.last_use[self.storage[base]] = (number, 1)
+            return RecordStream(base, op.stream, index, op.line)
         assert op.event is not None
         if op.kind is OpKind.RECORD:
             self.events[op.event] = self.clocks.record(op.stream)

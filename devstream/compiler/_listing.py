@@ -9,7 +9,6 @@ from devstream.compiler._program import (
     Record,
     RecordStream,
     Step,
-    Synchronize,
     Wait,
     Work,
     WorkKind,
@@ -67,7 +66,11 @@ def _cell(step: Step) -> tuple[int | None, str, str]:
         events = " and ".join(f"e{event}" for event in step.events)
         return None, f"hold {', '.join(step.values)} until {events}", ""
     what = f"e{step.event}" if step.event is not None else "everything"
-    return None, f"==== the host waits for {what if step.stream is None else f'stream {step.stream}'} ====", step.line
+    return (
+        None,
+        f"==== the host waits for {what if step.stream is None else f'stream {step.stream}'} ====",
+        step.line,
+    )
 
 
 def _mark(op: int | None) -> str:

@@ -270,7 +270,8 @@ class _Walk:
     def exit(self, number: int) -> None:
         """Check what is promised for the time behind the last step."""
         program = self.program
-        self.clocks.wait(0, self.clocks.view(_HOST))
+        for stream in range(len(program.streams)):
+            self.clocks.wait(stream, self.clocks.view(_HOST))
         for result in program.results:
             self._result(number, result.value, result.version, joined=result.joined, saved=result.saved)
         for use in program.exit_writers:
@@ -319,6 +320,8 @@ class _Walk:
         """Check that memory which is still referenced at the end can't be reused under a reader."""
         owner = self.owner[storage]
         for access in memory.accesses():
+            if access.step == number:
+                continue  # the caller's own copy behind the program; he has the memory until then
             if self.clocks.knows(owner, access.stamp) or any(
                 covers(one, access.stamp) for one in self.holds[storage]
             ):

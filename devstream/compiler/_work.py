@@ -30,7 +30,7 @@ def works(order: Order, groups: Sequence[Group]) -> tuple[dict[int, Work], tuple
     crossing = {name for _, inputs, _ in drafts.values() for name in inputs}
     crossing.update(output.value for output in graph.outputs)
     crossing.update(name for back in graph.write_backs for name in (back.target, back.source))
-    crossing.update(op.value for op in graph.ops if op.value)
+    crossing.update(maker.root[op.value] for op in graph.ops if op.value)
     crossing.update(value.name for value in graph.values if value.name not in graph.maker)
     slots = tuple(
         Slot(value.name, value.storage, graph.owner[value.storage].stream, value.device, value.origin)

@@ -34,7 +34,7 @@ from devstream.testing.interleavings import conflicts, machine
 SLOW = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 
 
-def misplaced(program: Program) -> bool:
+def misplaced(program: Program) -> bool:  # noqa: PLR0912 - one naive check after the other
     """Whether the order of issue alone is wrong: contents, lifetimes, promises and the user's operations, naively."""
     storage = {slot.name: slot.storage for slot in program.slots}
     owner = {slot.storage: slot.stream for slot in reversed(program.slots)}
@@ -72,7 +72,7 @@ def misplaced(program: Program) -> bool:
     return issued != landed or misordered(program)
 
 
-def misordered(program: Program) -> bool:
+def misordered(program: Program) -> bool:  # noqa: PLR0912 - one naive check after the other
     """Whether the user's operations are not all there, in order, with the work on the right side of them."""
     ops = [step for step in program.steps if getattr(step, "op", None) is not None]
     if sorted(op.op for op in ops) != list(range(program.ops)):
@@ -225,7 +225,9 @@ def two_streams():
 def test_a_violation_names_both_steps_both_lines_and_the_missing_wait():
     program = two_streams()
     wait = next(
-        index for index, step in enumerate(program.steps) if isinstance(step, Wait) and step.op is None and step.stream == 0
+        index
+        for index, step in enumerate(program.steps)
+        if isinstance(step, Wait) and step.op is None and step.stream == 0
     )
     found = violations(without(program, wait))
     words = next(str(one) for one in found if one.second < len(program.steps) - 1)
