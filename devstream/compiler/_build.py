@@ -2,14 +2,14 @@
 
 [Note: Fewest waits]
 Steps are issued one by one, with vector clocks beside them. A wait is added only where a step needs work that its
-stream does not know to be over, latest source first, since that one often brings the others. What comes later can't
-make such a wait needless: it was needed at its place. So leaving out any one breaks what needed it.
+stream does not know to be over, latest source first, since that one often brings the others. What comes later
+can't make such a wait needless: it was needed at its place. So leaving out any one breaks what needed it.
 
 [Note: Memory goes back without a wait]
 Memory of stream s is dropped at the first point, behind the last use, where s has waited for all other users for
-reasons of its own. Where there is none, the program holds the references beyond the call until those users' events.
-A wait for that alone would stop the overlap that the user built. A user's ``del`` never comes before the last use, and
-where his code is right never before that point.
+reasons of its own. Where there is none, the program holds the references beyond the call until those users'
+events. A wait for that alone would stop the overlap that the user built. A user's ``del`` never comes before the
+last use, and where his code is right never before that point.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class _Builder:
         self.events: dict[int, Clock] = {
             given.event: self.clocks.record(given.stream) for given in self.graph.given
         }
-        #: Where a record can be put so that it stands for an item: a stream, the group behind which, the clock there.
+        #: Where a record stands for an item: on which stream, behind which group, and the clock there.
         self.sources: dict[int, tuple[int, int, Clock]] = {
             entry(stream): (stream, -1, self.clocks.record(stream)) for stream in range(len(self.graph.streams))
         }

@@ -1,8 +1,8 @@
 """Nodes in order of issue, cut into as few single-stream regions as the order allows.
 
-A stream's work goes on until nothing of it is ready; only then another stream has its turn. So a stream is left and
-taken up again only where it needs something that was issued meanwhile, and each time costs it a wait (or a step of
-its own, such as a copy). Hence at most one region more on a stream than waits that follow work on it.
+A stream's work goes on until nothing of it is ready; only then another stream has its turn. So a stream is left
+and taken up again only where it needs something that was issued meanwhile, and each time costs it a wait (or a
+step of its own, such as a copy). Hence at most one region more on a stream than waits that follow work on it.
 
 [Note: Overlap costs regions]
 An event can't be recorded in the middle of a region. ``a; record; b`` as one region records behind b, and whoever
@@ -49,7 +49,7 @@ def cut(order: Order, *, delay_us: float = DELAY_US) -> tuple[Group, ...]:
 
 
 def anchored(graph: Graph) -> set[str]:
-    """Return the views that must exist by themselves: those that leave the graph, and their bases that are views."""
+    """Return the views that must exist by themselves: those that leave the graph, and their own bases."""
     names = {output.value for output in graph.outputs} | {back.source for back in graph.write_backs}
     for node in reversed(graph.nodes):
         if node.kind in FREE_OF_WORK and names.intersection(node.makes):
@@ -163,14 +163,17 @@ class _Cutter:
             heappush((self.own if node is None or node.kind in OWN_STEP else self.work)[stream], entry_)
 
     def _release(self, item: int) -> None:
-        self.issued[item] = len(self.groups)
-        for other in self.after[item]:
-            self.open[other] -= 1
-            self.foreign[self.stream[other]] -= self.stream[other] != self.stream[item]
-            if not self.open[other]:
-                if other in self.ghosts:
-                    self._release(other)
-                else:
+        """Note that *item* is issued, and with it the views that nobody issues."""
+        done = [item]
+        while done:
+            item = done.pop()
+            self.issued[item] = len(self.groups)
+            for other in self.after[item]:
+                self.open[other] -= 1
+                self.foreign[self.stream[other]] -= self.stream[other] != self.stream[item]
+                if not self.open[other] and other in self.ghosts:
+                    done.append(other)
+                elif not self.open[other]:
                     self._ready(other)
 
     def _settle(self) -> None:
@@ -192,7 +195,7 @@ class _Cutter:
         self._settle()
 
     def _choose(self) -> int | None:
-        """Return the stream that goes on: one that can finish its work, else the one whose work was captured first."""
+        """Return the stream that goes on: one that can finish its work, else the one captured first."""
         streams = [stream for stream in range(len(self.graph.streams)) if self.work[stream] or self.own[stream]]
         return min(streams, key=lambda one: (self.foreign[one] > 0, self._head(one)), default=None)
 

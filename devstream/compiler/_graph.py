@@ -77,7 +77,8 @@ class Value:
     """One tensor (or tuple of tensors).
 
     *stream* made it, and its memory belongs to that stream's pool. For an input and a tangent it is the stream
-    that they are ready on (0, unless the front end knows better), for a saved value the stream of its forward node.
+    that they are ready on (0, unless the front end knows better), for a saved value the stream of its forward
+    node.
     """
 
     name: str

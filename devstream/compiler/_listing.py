@@ -21,7 +21,7 @@ _SHOWN_NODES = 3
 def listing(program: Program) -> str:
     """Return *program* as text.
 
-    ``--e3->`` records event 3 and ``->e3--`` waits for it; ``+`` marks what devstream added, and the reason follows.
+    ``--e3->`` records event 3 and ``->e3--`` waits for it; ``+`` marks what devstream added, with the reason.
     """
     cells = [_cell(step) for step in program.steps]
     heads = [f"stream {slot} ({stream.name or stream.device})" for slot, stream in enumerate(program.streams)]

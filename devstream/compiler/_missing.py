@@ -1,7 +1,8 @@
 """Which waits the user's own code lacks: the order that the graph needs, against the order that he gave it.
 
-The graph is walked as eager mode would issue it: node by node, with his records, waits and synchronizes alone. What
-the caller did before the call and does after it is not in the graph, so a finding that rests on either is *unsure*.
+The graph is walked as eager mode would issue it: node by node, with his records, waits and synchronizes alone.
+What the caller did before the call and does after it is not in the graph, so a finding that rests on either is
+*unsure*.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The order that a graph needs: derived from what each node reads and writes, and from the user's records and waits.
+"""The order that a graph needs: from what each node reads and writes, and from the user's records and waits.
 
-Everything that will be a step is an *item*, a number: nodes first, then write-backs, then the user's operations, then
-for each stream the end of its part (the end of stream 0 is where the call returns). Before all items, stream s has
-its entry, ``entry(s)``. Two relations come out:
+Everything that will be a step is an *item*, a number: nodes first, then write-backs, then the user's operations,
+then for each stream the end of its part (the end of stream 0 is where the call returns). Before all items, stream
+s has its entry, ``entry(s)``. Two relations come out:
 
-- ``needs[b]``: items whose work must be over on the device before the work of b starts; across streams it takes a wait;
+- ``needs[b]``: items whose work must be over on the device before that of b starts; across streams, by a wait;
 - ``before[b]``: items that must be issued before b. This one has no cycle, or the graph has no meaning.
 
 [Note: A collective ends at its wait]

@@ -4,9 +4,9 @@ One host thread issues the steps from first to last; each goes to its stream's q
 itself: the proof, the printed text and the runner need nothing of the graph but the code of the nodes.
 
 [Note: Versions]
-A `Use` says which contents of a storage a step reads (the number of writes before it) or leaves behind. Given values
-start at 0, a value that the program makes at 1. So a program whose steps were exchanged is found to read something
-else, even where every access is ordered.
+A `Use` says which contents of a storage a step reads (the number of writes before it) or leaves behind. Given
+values start at 0, a value that the program makes at 1. So a program whose steps were exchanged is found to read
+something else, even where every access is ordered.
 """
 
 from __future__ import annotations
@@ -43,8 +43,9 @@ class Use:
 class Work:
     """Launch something on *stream*.
 
-    *nodes* are run in this order: views are listed wherever they are needed. *inputs* and *outputs* are values; only
-    *reads* and *writes* say what memory is touched. *epochs* are the first and the last epoch of the nodes that work.
+    *nodes* are run in this order: views are listed wherever they are needed. *inputs* and *outputs* are values;
+    only *reads* and *writes* say what memory is touched. *epochs* are the first and the last epoch of the nodes
+    that work.
 
     Args:
         collective: of a `WorkKind.COLLECTIVE_WAIT`, the name of the `WorkKind.ISSUE` step.

@@ -86,7 +86,7 @@ def prove(program: Program) -> None:
     """Return if *program* can't race.
 
     Raises:
-        ProofError: it could; the error says for each violation which two steps, which lines and which missing wait.
+        ProofError: it could; the error names for each violation both steps, both lines and the missing wait.
     """
     found = violations(program)
     if found:
@@ -310,7 +310,7 @@ class _Walk:
         for access in (memory.writer, *([self.makers[name]] if name in self.makers else [])):
             if not covers(clock, access.stamp):
                 words = (
-                    f"{name} is handed out, but {whom} does not come after {self._who(access.step)}, which makes it; "
+                    f"{name} is handed out, but {whom} does not come after {self._who(access.step)}, its maker; "
                     f"{self._edge(access.stamp.lane, slot.stream if saved else 0)}"
                 )
                 self._report(access.step, number, words, value=name, lines=(access.line, ""))

@@ -24,7 +24,7 @@ _KINDS = {
 
 
 def works(order: Order, groups: Sequence[Group]) -> tuple[dict[int, Work], tuple[Slot, ...]]:
-    """Return the step of each group that is work, by the group's number, and the values that the program handles."""
+    """Return the step of each group that is work, by number, and the values that the program handles."""
     graph, maker = order.graph, _Maker(order)
     drafts = {number: maker.draft(group) for number, group in enumerate(groups) if group.kind is not GroupKind.OP}
     crossing = {name for _, inputs, _ in drafts.values() for name in inputs}
@@ -61,16 +61,16 @@ class _Maker:
             return [], [back.source], []
         nodes: dict[str, None] = {}
         inputs: dict[str, None] = {}
-        made: list[str] = []
+        made: dict[str, None] = {}
         for item in group.items:
             node = self.graph.nodes[item]
             for name in (*node.reads, *node.writes):
                 self._provide(name, nodes, inputs, made)
             nodes[node.name] = None
-            made.extend(node.makes)
-        return list(nodes), list(inputs), made
+            made.update(dict.fromkeys(node.makes))
+        return list(nodes), list(inputs), list(made)
 
-    def _provide(self, name: str, nodes: dict[str, None], inputs: dict[str, None], made: list[str]) -> None:
+    def _provide(self, name: str, nodes: dict[str, None], inputs: dict[str, None], made: dict[str, None]) -> None:
         """Let *name* be there: made in this group, made anew as a view, or taken in."""
         chain: list[Node] = []
         while self.root[name] != name and self.graph.maker[name].name not in nodes:

@@ -1,8 +1,8 @@
 """Vector clocks: what happened before what, for streams, host threads and everything else that runs in order.
 
-A *lane* is one queue: a stream, a host thread, one collective in flight. Work on a lane gets a `Stamp`; a lane knows
-a stamp when that work is over before anything that the lane does next. All operations cost as much as there are
-lanes, however long the program is.
+A *lane* is one queue: a stream, a host thread, one collective in flight. Work on a lane gets a `Stamp`; a lane
+knows a stamp when that work is over before anything that the lane does next. All operations cost as much as there
+are lanes, however long the program is.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Clocks:
         return self._clocks.setdefault(lane, {})
 
     def tick(self, lane: Lane, *, host: Lane | None = None) -> Stamp:
-        """Issue a piece of work to *lane* and return its stamp; it comes after all that *host*, the issuer, knows."""
+        """Issue a piece of work to *lane* and return its stamp; it comes after all that *host* knows."""
         if host is not None:
             self.wait(lane, self._of(host))
         clock = self._of(lane)

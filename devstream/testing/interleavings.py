@@ -1,8 +1,8 @@
 """A machine that runs a compiled program in every order that streams allow: the specification of the proof.
 
-Each stream is a queue; its head may start whenever what it waits for is over. The host runs ahead as far as it can.
-A wait belongs to the last record of its event that was issued before it. A collective has a queue of its own, and
-starts behind what its stream did before. Memory that goes back may be overwritten from there on.
+Each stream is a queue; its head may start whenever what it waits for is over. The host runs ahead as far as it
+can. A wait belongs to the last record of its event that was issued before it. A collective has a queue of its own,
+and starts behind what its stream did before. Memory that goes back may be overwritten from there on.
 """
 
 from __future__ import annotations
@@ -211,9 +211,8 @@ def _earlier(machine: Machine, later: int) -> list[int]:
             found.append(number)
         elif task.final and other.final:
             continue  # the caller's own use and the end of the memory are his business
-        elif other.writes & (task.reads | task.writes) or other.reads & task.writes:
-            found.append(number)
-        elif task.gone is not None and task.gone in (other.reads | other.writes):
+        changed = task.writes if task.gone is None else task.writes | {task.gone}
+        if other.writes & (task.reads | changed) or other.reads & changed:
             found.append(number)
     return found
 

@@ -30,11 +30,12 @@ def bound(program, *, steps=False, records=False):
         if isinstance(step, Synchronize):
             for stream in [one for one in allowed if worked[one]]:
                 allowed[stream] += 1
-        elif (
+            continue
+        ends = (
             isinstance(step, Wait) or (steps and isinstance(step, Work)) or (records and isinstance(step, Record))
-        ):
-            if worked[step.stream]:
-                allowed[step.stream] += 1
+        )
+        if ends and worked[step.stream]:
+            allowed[step.stream] += 1
     return sum(allowed.values())
 
 

@@ -1,4 +1,4 @@
-"""devstream/compiler/_graph.py: a graph that has no meaning is refused when it is made, with words that say why."""
+"""devstream/compiler/_graph.py: a graph that has no meaning is refused when it is made, and says why."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""devstream/compiler: a program computes what the captured code says, in every legal order, and is readable data."""
+"""devstream/compiler: a program computes what the captured code says, in every order, and is readable data."""
 
 from __future__ import annotations
 

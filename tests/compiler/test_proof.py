@@ -35,7 +35,7 @@ SLOW = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, Heal
 
 
 def misplaced(program: Program) -> bool:  # noqa: PLR0912 - one naive check after the other
-    """Whether the order of issue alone is wrong: contents, lifetimes, promises and the user's operations, naively."""
+    """Whether the order of issue alone is wrong: contents, lifetimes, promises, the user's operations."""
     storage = {slot.name: slot.storage for slot in program.slots}
     owner = {slot.storage: slot.stream for slot in reversed(program.slots)}
     version = {slot.storage: 0 for slot in program.slots if slot.origin is not Origin.PRODUCED}
