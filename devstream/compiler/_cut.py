@@ -80,6 +80,7 @@ class _Cutter:
             for other in order.before[item]:
                 self.after[other].append(item)
                 self.foreign[self.stream[item]] += self.stream[other] != self.stream[item]
+        self.lacking: dict[tuple[int, int | None], int] = defaultdict(int)
         self.exports = self._exports()
         self.seen: dict[tuple[int | None, int | None], int] = {}
         self.issued: dict[int, int] = {}
@@ -122,17 +123,24 @@ class _Cutter:
             keys[item] = last + 0.5
         return keys
 
-    def _exports(self) -> set[int]:
-        """Return the items that another stream waits for: directly, or by a record of the user's."""
-        found = set()
+    def _exports(self) -> dict[int, list[int]]:
+        """Return for an item those on other streams that need it; count what each needs of one stream."""
+        found: dict[int, list[int]] = defaultdict(list)
         for item in range(self.count):
             for other in self.order.needs[item]:
                 if other >= 0 and self.stream[other] != self.stream[item]:
-                    found.add(other)
-            op = self.order.op(item)
-            if op is not None and op.kind is OpKind.RECORD:
-                found.update(self.order.before[item])
+                    found[other].append(item)
+                    self.lacking[item, self.stream[other]] += 1
         return found
+
+    def _export(self, item: int) -> bool:
+        """Take *item*; say whether another stream could go on now if the region ended here."""
+        for other in self.exports.get(item, ()):
+            self.lacking[other, self.stream[item]] -= 1
+        # A record that is ready waits only for the region to end.
+        return bool(self.instant) or any(
+            not self.lacking[other, self.stream[item]] for other in self.exports.get(item, ())
+        )
 
     def run(self) -> tuple[Group, ...]:
         """Issue everything."""
@@ -191,6 +199,7 @@ class _Cutter:
         self.groups.append(Group(kind, self.stream[items[0]], tuple(whole)))
         for item in items:
             if kind is not GroupKind.REGION:
+                self._export(item)
                 self._release(item)
         self._settle()
 
@@ -223,9 +232,9 @@ class _Cutter:
             region.append(item)
             cost += self._cost(item)
             exported += self._cost(item) if exporting else 0.0
-            exporting = exporting or item in self.exports
             self._learn(item, stream)
             self._release(item)
+            exporting = self._export(item) or exporting
         if region:
             self._issue(GroupKind.REGION, region)
 

@@ -210,6 +210,36 @@ def test_a_result_that_is_promised_to_the_caller_without_a_join_is_refused(graph
         assert bool(violations(promised)) == breaks(promised)
 
 
+@SLOW
+@given(graphs(max_actions=10))
+def test_two_launches_of_which_one_changes_what_the_other_touches_can_not_be_swapped(graph):
+    program = build(graph)
+    works = [(place, step) for place, step in enumerate(program.steps) if isinstance(step, Work)]
+    for later, (two, second) in enumerate(works):
+        for one, first in works[:later]:
+            left, right = ({use.storage for use in step.writes} for step in (first, second))
+            if left & {use.storage for use in (*second.reads, *second.writes)} or right & {
+                use.storage for use in first.reads
+            }:
+                assert violations(swapped(program, one, two))
+
+
+@SLOW
+@given(graphs(max_actions=12, actions=("compute", "change", "record", "record", "wait", "synchronize", "view")))
+def test_no_work_can_be_moved_behind_a_record_nor_in_front_of_a_wait_that_it_was_captured_beside(graph):
+    program = build(graph)
+    for place, work in enumerate(program.steps):
+        if not isinstance(work, Work) or work.epochs is None:
+            continue
+        for other, op in enumerate(program.steps):
+            if getattr(op, "op", None) is None or getattr(op, "stream", None) != work.stream:
+                continue
+            behind = isinstance(op, Record) and other > place and work.epochs[0] <= op.epoch
+            front = isinstance(op, Wait) and other < place and work.epochs[1] > op.epoch
+            if behind or front:
+                assert violations(moved(program, place, other))
+
+
 def two_streams():
     """a on the side, b on the caller's stream reads it; x is changed in place before an event is recorded."""
     capture = Capture(streams=2)
