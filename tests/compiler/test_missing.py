@@ -10,7 +10,7 @@ from devstream.compiler._build import build
 from devstream.compiler._graph import OpKind
 from devstream.compiler._missing import missing
 from devstream.compiler._program import Wait
-from devstream.testing.graphs import Capture, graphs
+from devstream.testing.graphs import ACTIONS, Capture, graphs
 
 SLOW = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -107,8 +107,9 @@ def test_a_del_behind_the_wait_or_with_record_stream_is_right():
     assert missing(delete_under_a_reader(told=True)) == ()
 
 
+# Not with collectives: the program may take work in front of a collective's wait that also ordered something else.
 @SLOW
-@given(graphs(max_actions=12))
+@given(graphs(max_actions=12, actions=tuple(one for one in ACTIONS if one not in {"issue", "land"})))
 def test_code_that_lacks_nothing_needs_no_added_wait(graph):
     if not missing(graph):
         assert not [step for step in build(graph).steps if isinstance(step, Wait) and step.op is None]
