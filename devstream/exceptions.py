@@ -10,6 +10,10 @@
     ├─ StreamTypeError              + TypeError
     ├─ FileFormatError              + ValueError
     ├─ MissingExtraError            + ImportError
+    ├─ OrderingError                + RuntimeError
+    │  ├─ GraphError                + ValueError
+    │  ├─ WriteBackError
+    │  └─ ProofError
     └─ StreamError                  + RuntimeError
        ├─ DeviceMismatchError       + ValueError
        ├─ EventNotRecordedError     + ValueError
@@ -294,6 +298,54 @@ class CaptureError(StreamError):
         )
 
 
+# -- the order of a compiled program ---------------------------------------------------------------------
+
+
+class OrderingError(DevstreamError, RuntimeError):
+    """Work on several streams has no right order, or was not shown to have one."""
+
+
+class GraphError(OrderingError, ValueError):
+    """A graph or a program can't be given a meaning, so no order can be derived. Facts: *graph*, *problem*."""
+
+    def __init__(self, *, graph: str, problem: str) -> None:
+        super().__init__(graph=graph, problem=problem)
+
+    def __str__(self) -> str:
+        return f"{self.graph} can't be ordered: {self.problem}; make the graph anew from the captured function"
+
+
+class WriteBackError(OrderingError):
+    """A mutated input can't be written back where the user changed it.
+
+    Facts: *target*, *line* (of the mutation), *other*, *other_line* (what contradicts it), *advice*.
+    """
+
+    def __init__(self, *, target: str, line: str, other: str, other_line: str, advice: str) -> None:
+        super().__init__(target=target, line=line, other=other, other_line=other_line, advice=advice)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.target} is changed in place at {self.line or 'an unknown line'}, which can't be kept in order "
+            f"with {self.other} at {self.other_line or 'an unknown line'}; {self.advice}"
+        )
+
+
+class ProofError(OrderingError):
+    """A program could race, so it does not run. Facts: *program*, *violations* (a sentence each)."""
+
+    def __init__(self, *, program: str, violations: Iterable[str]) -> None:
+        super().__init__(program=program, violations=tuple(violations))
+
+    def __str__(self) -> str:
+        shown = "; ".join(self.violations[:10])
+        more = f"; and {len(self.violations) - 10} more" if len(self.violations) > 10 else ""
+        return (
+            f"{self.program} could race, so it was refused: {shown}{more}. This is a fault in devstream, not in "
+            "your code: use eager mode for this function, and report it with this text"
+        )
+
+
 # -- warnings --------------------------------------------------------------------------------------------
 
 
@@ -361,13 +413,17 @@ __all__ = [
     "EventOverwrittenWarning",
     "FileFormatError",
     "ForkedProcessError",
+    "GraphError",
     "IpcHandleError",
     "MissingExtraError",
+    "OrderingError",
+    "ProofError",
     "RecordStreamWarning",
     "StreamError",
     "StreamNotEnteredError",
     "StreamTypeError",
     "TimingDisabledError",
     "UnsupportedError",
+    "WriteBackError",
     "warning",
 ]

@@ -35,6 +35,11 @@ EXAMPLES = [
     exceptions.ForkedProcessError(operation="current_stream", device="cuda:0"),
     exceptions.IpcHandleError(device="cuda:0", cause="invalid context"),
     exceptions.CaptureError(operation="synchronize", stream="<stream 9>"),
+    exceptions.GraphError(graph="forward", problem="value 'a' is listed twice"),
+    exceptions.WriteBackError(
+        target="x", line="a.py:3", other="the record of event 1", other_line="a.py:5", advice="make a copy"
+    ),
+    exceptions.ProofError(program="forward", violations=["step 3 reads a before step 2 wrote it"]),
 ]
 ADVICE = re.compile(
     r"\b(use|call|install|uninstall|repair|ask|make|run|choose|start|do it|enter|opens only|takes)\b",
@@ -86,7 +91,7 @@ def test_every_class_is_exported():
 
 
 def test_there_is_an_example_of_every_error_that_is_raised():
-    bases = {"DevstreamError", "BackendError", "StreamError"}
+    bases = {"DevstreamError", "BackendError", "OrderingError", "StreamError"}
     errors = {name for name, item in classes().items() if issubclass(item, devstream.DevstreamError)} - bases
     assert {type(example).__name__ for example in EXAMPLES} == errors
 

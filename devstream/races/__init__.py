@@ -1,0 +1,1 @@
+"""Missing waits: the clocks that find them."""
