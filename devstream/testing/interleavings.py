@@ -184,7 +184,8 @@ def conflicts(machine: Machine) -> set[tuple[int, int]]:
     names = list(machine.queues)
     clash = {later: _earlier(machine, later) for later in range(len(machine.tasks))}
     start = (0,) * len(names)
-    seen, todo, found = {start}, [start], set()
+    seen, todo = {start}, [start]
+    found: set[tuple[int, int]] = set()
     while todo:
         state = todo.pop()
         done = {task for name, count in zip(names, state, strict=True) for task in machine.queues[name][:count]}
