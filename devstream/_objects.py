@@ -17,8 +17,10 @@ from collections.abc import Callable
 from typing import Any, ClassVar, NoReturn
 
 import torch
+from torch.compiler import is_dynamo_compiling as _is_tracing
 
-from devstream import _observe
+from devstream import _observe, _tracing
+from devstream._compat import dynamo
 from devstream.abc import AnyBackend, Capability, StreamArg
 from devstream.exceptions import (
     DeviceMismatchError,
@@ -78,9 +80,16 @@ class Stream(torch.Stream):
     """
 
     _backend: ClassVar[AnyBackend]
+    _handle: torch.Tensor | None = None
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        dynamo.add_stream_class(cls)
 
     def __new__(cls, device: DeviceArg = None, *, priority: PriorityArg = 0) -> Stream:  # noqa: PYI034 - see below
         """Return a stream of the class that the device's backend hands out."""
+        if _is_tracing():
+            return _tracing.new_stream(device, priority)  # type: ignore[no-any-return]
         made: Stream = create_stream(device, priority)
         return made
 
@@ -90,24 +99,36 @@ class Stream(torch.Stream):
         Ordering: adds an edge from the event's last record to all work issued here after this call. Doesn't
         block the host, except on the CPU where the work runs at once. Allowed during capture.
         """
+        if _is_tracing():
+            return _tracing.wait(event, self)
         wait(self, event, self._backend)
 
     def wait_stream(self, stream: Any) -> None:  # Any: whatever `devstream.wrap` takes
         """Make later work in this stream wait for all work issued to *stream* so far."""
+        if _is_tracing():
+            return _tracing.wait_stream(self, stream)
         if stream is None:
             raise StreamTypeError(operation="wait_stream", got=stream, expected="a stream")
         wait(self, record(None, stream), self._backend)
 
     def record_event(self, event: Any = None) -> Any:  # Any: see wait_event
         """Record *event*, or a new `Event`, at the end of the work issued so far, and return it."""
+        if _is_tracing():
+            event = Event(_tracing.device_type(self)) if event is None else event
+            _tracing.record(event, self)
+            return event
         return record(event, self, self._backend)
 
     def query(self) -> bool:
         """Say whether all work issued to this stream is done."""
+        if _is_tracing():
+            _tracing.refuse("Stream.query()")
         return self._backend.query_stream(self)
 
     def synchronize(self) -> None:
         """Block the host until all work issued to this stream is done."""
+        if _is_tracing():
+            return _tracing.synchronize(self)
         self._backend.synchronize_stream(self)
         if _observe.subscribers:
             _observe.publish(_observe.Synchronize(self))
@@ -121,6 +142,13 @@ class Stream(torch.Stream):
     def native_handle(self) -> int:
         """The vendor's handle (``cudaStream_t``, ``hipStream_t``), which is not `stream_id`."""
         return self._backend.native_handle(self)
+
+    @property
+    def handle(self) -> torch.Tensor:
+        """What compiled code knows this stream by: a 0-d tensor, made on the first use in compiled code."""
+        if self._handle is None:
+            self._handle = _tracing.new_handle(self)
+        return self._handle
 
     def __copy__(self) -> Stream:
         return self
@@ -227,6 +255,7 @@ class Event:
         "_blocking",
         "_cast_guard_1",
         "_cast_guard_2",
+        "_handle",
         "_index",
         "_interprocess",
         "_recorded",
@@ -243,6 +272,10 @@ class Event:
         blocking: bool = False,
         interprocess: bool = False,
     ) -> None:
+        if _is_tracing():
+            self._cast_guard_1 = self._cast_guard_2 = _GUARD
+            self._handle = _tracing.new_event(device, enable_timing, blocking, interprocess)
+            return
         # A stream is a frequent slip for a device, and torch would take it for one.
         if isinstance(device, torch.Stream):
             raise StreamTypeError(operation="Event(device)", got=device, expected="a device, such as stream.device")
@@ -269,6 +302,7 @@ class Event:
         if interprocess and timing:
             raise ValueError("an interprocess event keeps no time; give only one of interprocess, enable_timing")
         self._cast_guard_1 = self._cast_guard_2 = _GUARD
+        self._handle = None
         self._backend, self._index = backend, index
         self._timing, self._blocking, self._interprocess = timing, blocking, interprocess
         self._recorded = self._unseen = False
@@ -320,6 +354,8 @@ class Event:
 
         Ordering: the source of an edge. Doesn't block the host. Allowed during capture.
         """
+        if _is_tracing():
+            return _tracing.record(self, stream)
         record(self, stream, self._backend)
 
     def wait(self, stream: StreamArg | None = None) -> None:
@@ -329,10 +365,14 @@ class Event:
         `devstream.testing.strict` it raises ``EventNotRecordedError``. The stream may be on another device of
         the same backend.
         """
+        if _is_tracing():
+            return _tracing.wait(self, stream)
         wait(stream, self, self._backend)
 
     def query(self) -> bool:
         """Say whether the last record has happened; True where there was none (see `recorded`)."""
+        if _is_tracing():
+            _tracing.refuse("Event.query()")
         happened = self._backend.query_event(self.native)
         if happened:
             self._unseen = False
@@ -340,6 +380,8 @@ class Event:
 
     def synchronize(self) -> None:
         """Block the host until the last record has happened; returns at once where there was none."""
+        if _is_tracing():
+            return _tracing.synchronize(self)
         self._backend.synchronize_event(self.native)
         self._unseen = False
         if _observe.subscribers:
@@ -354,6 +396,8 @@ class Event:
             EventNotReadyError: one has not happened yet.
             DeviceMismatchError: they are on different devices.
         """
+        if _is_tracing():
+            _tracing.refuse("Event.elapsed_time()")
         if not isinstance(end_event, Event):
             raise StreamTypeError(operation="elapsed_time", got=end_event, expected="a devstream.Event")
         for event in (self, end_event):
@@ -375,6 +419,8 @@ class Event:
 
     def ipc_handle(self) -> bytes:
         """Return the bytes that another process passes to `from_ipc_handle`; keep this event alive meanwhile."""
+        if _is_tracing():
+            _tracing.refuse("Event.ipc_handle()")
         if not self._interprocess:
             raise ValueError(f"{self!r} is not interprocess; make it with devstream.Event(interprocess=True)")
         return self._backend.ipc_handle(self.native)
@@ -382,7 +428,26 @@ class Event:
     @property
     def recorded(self) -> bool:
         """Whether it was ever recorded; `query` is True either way, as in torch."""
+        if _is_tracing():
+            _tracing.refuse("Event.recorded")
         return self._recorded
+
+    @property
+    def handle(self) -> torch.Tensor:
+        """What compiled code knows this event by: a 0-d tensor, made on the first use in compiled code."""
+        if self._handle is None:
+            self._handle = _tracing.new_handle(self)
+        return self._handle
+
+    def __getattr__(self, name: str) -> Any:  # Any: each slot has a type of its own
+        # An event that compiled code made and returned has only its handle; this is its first use in eager.
+        if name not in _LATE_SLOTS:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        made = _tracing.owner_of(self._handle)
+        for slot in _LATE_SLOTS:
+            setattr(self, slot, getattr(made, slot))
+        _tracing.rebind(self._handle, self)
+        return getattr(self, name)
 
     @property
     def device(self) -> torch.device:
@@ -406,6 +471,10 @@ class Event:
     def __repr__(self) -> str:
         state = "recorded" if self._recorded else "never recorded"
         return f"<devstream.Event on {self.device}, {state}>"
+
+
+#: What a compiled function leaves out of an event that it makes.
+_LATE_SLOTS = frozenset(Event.__slots__) - {"__weakref__", "_cast_guard_1", "_cast_guard_2", "_handle"}
 
 
 # -- the two edges ---------------------------------------------------------------------------------------
