@@ -95,8 +95,8 @@ def _rule(name: str) -> Callable[[Callable[..., Any]], Traced]:
     return lambda function: Traced(name, function, _eager_only)
 
 
-def _is_event(variable: Any) -> bool:
-    return variable is not None and issubclass(variable.python_type(), _verbs.Event)
+def _is_event(trace: Trace, variable: Any) -> bool:
+    return issubclass(trace.kind(variable), _verbs.Event)
 
 
 def _handle_of(self: Any) -> Any:
@@ -114,7 +114,7 @@ def _slot(trace: Trace, stream: Any, operation: str) -> int:
     if found is None:
         trace.refuse(
             operation,
-            f"it takes a stream that torch knows, not {stream.python_type().__name__}",
+            f"it takes a stream that torch knows, not {trace.kind(stream).__name__}",
             "Make a stream of it outside the compiled function: devstream.wrap(object, device).",
         )
     return found
@@ -238,7 +238,7 @@ def wait(trace: Trace, event: Any, stream: Any) -> None:
 
 def _order(trace: Trace, event: Any, stream: Any, operation: str) -> Any:
     ops = _ops()
-    if _is_event(event):
+    if _is_event(trace, event):
         if trace.is_none(stream):
             stream = _current(trace, _device_of(event))
         slot = _slot(trace, stream, operation)
@@ -247,7 +247,7 @@ def _order(trace: Trace, event: Any, stream: Any, operation: str) -> Any:
     native = trace.slot(event)
     if native is None:
         trace.refuse(
-            operation, f"{event.python_type().__name__} is no event that can be traced", "Use a devstream.Event."
+            operation, f"{trace.kind(event).__name__} is no event that can be traced", "Use a devstream.Event."
         )
     # Torch's operator of the same meaning, which every release has.
     return trace.emit(trace.native_order(operation), native, _slot(trace, stream, operation))
@@ -269,7 +269,7 @@ def wait_stream(trace: Trace, stream: Any, other: Any) -> Any:
 @_rule("synchronize")
 def synchronize(trace: Trace, target: Any) -> Any:
     """Block the host at this place of the graph until *target* is done: a stream, an event, or a device."""
-    if _is_event(target):
+    if _is_event(trace, target):
         return trace.emit(_ops().synchronize_event.default, _event_handle(trace, target))
     slot = trace.slot(target)
     if slot is not None:

@@ -139,11 +139,6 @@ def _variables() -> dict[str, Any]:
                 return Trace(tx).inline(method, self, *args, **kwargs)
             return super().call_method(tx, name, args, kwargs)
 
-        def reconstruct(self, codegen: Any) -> None:
-            # A stream that was made inside has a source only where it replaced another variable.
-            self.source = None
-            super().reconstruct(codegen)
-
     def build_traced(builder: Any, value: Traced) -> Any:
         builder.install_guards(GuardBuilder.ID_MATCH)
         return TracedVariable(value, source=builder.source)
@@ -177,6 +172,12 @@ class Trace:
     def is_none(self, variable: Any) -> bool:
         """Say whether *variable* is the constant None."""
         return bool(variable.is_python_constant()) and variable.as_python_constant() is None
+
+    def kind(self, variable: Any) -> type:
+        """Return the class of the object that *variable* stands for."""
+        value = getattr(variable, "value", None)
+        # The variable of a native event can't tell its class on torch 2.11.
+        return type(value) if isinstance(value, torch.Event) else variable.python_type()
 
     def native_order(self, operation: str) -> Any:
         """Return torch's own operator that records or waits for a native event."""
