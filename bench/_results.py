@@ -59,12 +59,15 @@ class Run:
         """Return the table that goes into bench/results."""
         lines = [f"# {self.bench}", "", "Written by the bench; don't edit.", ""]
         lines += [f"- {name}: {value}" for name, value in self.facts().items()]
-        lines += ["", "| goal | what | value | spread | limit | reached |", "| --- | --- | ---: | --- | --- | --- |"]
+        lines += [
+            "",
+            "| goal | what | value | spread | limit | reached |",
+            "| --- | --- | ---: | --- | --- | --- |",
+        ]
         for row in self.rows:
             reached = {None: "", True: "yes", False: "**no**"}[row.ok]
-            lines.append(
-                f"| {row.goal} | {row.what} | {row.value:.3g} {row.unit} | {row.spread} | {row.limit} | {reached} |"
-            )
+            figure = f"{row.value:.3g} {row.unit}"
+            lines.append(f"| {row.goal} | {row.what} | {figure} | {row.spread} | {row.limit} | {reached} |")
         return "\n".join(lines) + "\n"
 
     def finish(self, json_file: str | None, keep: bool) -> int:

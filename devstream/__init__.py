@@ -1,13 +1,13 @@
 """Write streams once; they run on CUDA, ROCm, any ``torch.accelerator`` device and the CPU.
 
-    import devstream
+import devstream
 
-    side, done = devstream.Stream(), devstream.Event()
-    with devstream.stream(side):
-        y = branch_a(x)
-        done.record()
-    z = branch_b(x)
-    devstream.current_stream().wait_event(done)
+side, done = devstream.Stream(), devstream.Event()
+with devstream.stream(side):
+    y = branch_a(x)
+    done.record()
+z = branch_b(x)
+devstream.current_stream().wait_event(done)
 """
 
 from importlib.metadata import version as _version

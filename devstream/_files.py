@@ -1,8 +1,8 @@
 """Every file that devstream writes: JSON that says its kind and schema, whole or not at all, its user's alone.
 
-A document looks like ``{"kind": "devstream.demo", "schema": 1, ...}``. It is written to a temporary file in the same
-folder and renamed, so that neither a crash nor Ctrl-C leaves half a file, and a reader sees the old one or the
-new one.
+A document looks like ``{"kind": "devstream.demo", "schema": 1, ...}``. It is written to a temporary file in the
+same folder and renamed, so that neither a crash nor Ctrl-C leaves half a file, and a reader sees the old one or
+the new one.
 
 There are two readers. `read_json` is for what a user named: anything wrong is an error. `read_cache` is for what
 we kept for ourselves: anything wrong is one warning, and the file counts as absent.
@@ -103,7 +103,7 @@ def read_cache(path: Path, *, kind: str, schema: int) -> dict[str, Any] | None: 
 
 
 def write_cache(path: Path, fields: Mapping[str, Any], *, kind: str, schema: int) -> None:  # Any: see dump
-    """Write a document to the cache, making its folder (mode 0700); warns (`CacheWarning`) where that can't be done."""
+    """Write a document to the cache, making its folder (mode 0700); warns (`CacheWarning`) where it can't."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_json(path, fields, kind=kind, schema=schema)

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, NoReturn
 import torch
 from torch.compiler import is_dynamo_compiling as _is_tracing
 
-from devstream import _observe, _tracing
+from devstream import _compat, _observe, _tracing
 from devstream._compat import dynamo
 from devstream.abc import AnyBackend, Capability, StreamArg
 from devstream.exceptions import (
@@ -168,7 +168,8 @@ class Stream(torch.Stream):
         )
 
     def __repr__(self) -> str:
-        return f"<devstream.Stream {self.stream_id} on {self._backend.device_type}:{self._backend.stream_index(self)}>"
+        index = self._backend.stream_index(self)
+        return f"<devstream.Stream {self.stream_id} on {self._backend.device_type}:{index}>"
 
 
 def create_stream(device: DeviceArg, priority: PriorityArg) -> Any:  # Any: a plug-in's class may be its own
@@ -210,24 +211,6 @@ def as_stream(stream: StreamArg) -> tuple[AnyBackend, Any]:  # Any: the backend'
 
 
 # -- events ----------------------------------------------------------------------------------------------
-
-
-def _object_at_a_low_byte_of(wanted: int) -> object:
-    """Return an object whose address ends in this byte."""
-    kept = []  # so that no address comes twice
-    while True:
-        kept.append(object())
-        if id(kept[-1]) & 0xFF == wanted:
-            return kept[-1]
-
-
-# [Note: Why an event carries two guards]
-# torch.Stream.wait_event casts whatever it is given to torch.Event unchecked (torch 2.11 to 2.14), so an object of
-# another class is read as raw memory: mostly an error, now and then a wait that waits for nothing. The third and
-# fourth word of an Event lie where torch looks for the device type and for "was recorded". Both hold this object,
-# whose address reads as device type -16 and as recorded, so that the call raises RuntimeError each time.
-# Python lays slots out in the order of their names, which is why these two are named as they are.
-_GUARD = _object_at_a_low_byte_of(0xF0)
 
 
 class Event:
@@ -273,16 +256,18 @@ class Event:
         interprocess: bool = False,
     ) -> None:
         if _is_tracing():
-            self._cast_guard_1 = self._cast_guard_2 = _GUARD
+            self._cast_guard_1 = self._cast_guard_2 = _compat.CAST_GUARD
             self._handle = _tracing.new_event(device, enable_timing, blocking, interprocess)
             return
         # A stream is a frequent slip for a device, and torch would take it for one.
         if isinstance(device, torch.Stream):
-            raise StreamTypeError(operation="Event(device)", got=device, expected="a device, such as stream.device")
+            raise StreamTypeError(
+                operation="Event(device)", got=device, expected="a device, such as stream.device"
+            )
         backend, index = _resolve(device)
         self._setup(backend, index if device is not None else None, enable_timing, blocking, interprocess)
 
-    def _setup(
+    def _setup(  # noqa: PLR0917 - the constructor's own arguments, of which two callers pass all
         self,
         backend: AnyBackend,
         index: int | None,
@@ -301,13 +286,14 @@ class Event:
                 raise backend.lacks(Capability.IPC_EVENTS, "Event(interprocess=True)")
         if interprocess and timing:
             raise ValueError("an interprocess event keeps no time; give only one of interprocess, enable_timing")
-        self._cast_guard_1 = self._cast_guard_2 = _GUARD
+        self._cast_guard_1 = self._cast_guard_2 = _compat.CAST_GUARD  # see [Note: Why an event carries two guards]
         self._handle = None
         self._backend, self._index = backend, index
         self._timing, self._blocking, self._interprocess = timing, blocking, interprocess
         self._recorded = self._unseen = False
-        #: The backend's own event (``torch.Event`` or ``torch.cuda.Event`` on CUDA), for other libraries. Wait for it
-        #: by its own ``wait(stream)`` only: ``torch.Stream.wait_event`` of a ``torch.cuda.Event`` waits for nothing.
+        #: The backend's own event (``torch.Event`` or ``torch.cuda.Event`` on CUDA), for other libraries. Wait for
+        #: it by its own ``wait(stream)`` only: ``torch.Stream.wait_event`` of a ``torch.cuda.Event`` waits for
+        #: nothing.
         self.native = (
             backend.create_event(index, enable_timing=timing, blocking=blocking, interprocess=interprocess)
             if native is None
@@ -531,7 +517,7 @@ def wait(stream: Any, event: Any, backend: AnyBackend | None = None) -> None:  #
         _observe.publish(_observe.Wait(stream, event, was_recorded))
 
 
-def _same_device(
+def _same_device(  # noqa: PLR0917 - two triples, in the order of the sentence
     operation: str,
     event_backend: AnyBackend,
     event_index: int | None,
@@ -544,17 +530,22 @@ def _same_device(
         return
     wanted = f"{stream_backend.device_type}:{stream_index}"
     at = "" if event_index is None else f":{event_index}"
-    of = "" if event_backend is stream_backend else f" (backend {event_backend.name!r})"
+    one_backend = event_backend is stream_backend
     raise DeviceMismatchError(
         operation=operation,
-        first=f"the event is on {event_backend.device_type}{at}{of}",
-        second=f"{describe(stream, stream_backend)}",
+        first=f"the event is on {event_backend.device_type}{at}{_of(event_backend, one_backend)}",
+        second=f"{describe(stream, stream_backend)}{_of(stream_backend, one_backend)}",
         advice=(
             f'make the event with devstream.Event("{wanted}")'
-            if operation == "record"
+            if operation == "record" and one_backend
             else "only streams and events of one backend can wait for each other; synchronize the event instead"
         ),
     )
+
+
+def _of(backend: AnyBackend, one_backend: bool) -> str:
+    # Two backends may serve one device type, so the device alone doesn't tell them apart.
+    return "" if one_backend else f" (backend {backend.name!r})"
 
 
 def _wait_without_record(event: object) -> None:

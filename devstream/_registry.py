@@ -280,9 +280,7 @@ def _select(device_type: str) -> AnyBackend:
         return usable(device_type, decided_by=f"device type {device_type!r}")
     if device_type == _compat.default_accelerator_type():
         return usable("accelerator", decided_by=f"device type {device_type!r}")
-    raise BackendNotFoundError(
-        wanted=device_type, known=names(), decided_by=f"device type {device_type!r}"
-    )
+    raise BackendNotFoundError(wanted=device_type, known=names(), decided_by=f"device type {device_type!r}")
 
 
 def _chosen_name() -> str | None:

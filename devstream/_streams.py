@@ -58,9 +58,12 @@ def _switched(backend: AnyBackend, s: Any) -> Iterator[Any]:  # Any: the backend
         _set(backend, s)  # inside, since an observer may raise after the switch
         yield s
     finally:
+        left = backend.current_stream(None)
         # Both: s may be on another device, whose own current stream must come back as well.
         backend.set_stream(here)
-        _set(backend, previous)
+        backend.set_stream(previous)
+        if _observe.subscribers:
+            _observe.publish(_observe.Switch(previous, left))
 
 
 def _set(backend: AnyBackend, s: Any) -> None:  # Any: the backend's own class

@@ -23,17 +23,30 @@ class StreamLike(Protocol):
     """A queue of device work: ``torch.Stream``, ``torch.cuda.Stream``, ours, or a plug-in's."""
 
     @property
-    def device(self) -> torch.device: ...
-    def query(self) -> bool: ...
-    def synchronize(self) -> None: ...
+    def device(self) -> torch.device:
+        """Return the device whose work this queues."""
+        ...
+
+    def query(self) -> bool:
+        """Say whether all work is done."""
+        ...
+
+    def synchronize(self) -> None:
+        """Block the host until all work is done."""
+        ...
 
 
 @runtime_checkable
 class EventLike(Protocol):
     """A point in a stream: ``torch.Event``, ``torch.cuda.Event``, ours, or a plug-in's."""
 
-    def query(self) -> bool: ...
-    def synchronize(self) -> None: ...
+    def query(self) -> bool:
+        """Say whether the last record has happened."""
+        ...
+
+    def synchronize(self) -> None:
+        """Block the host until the last record has happened."""
+        ...
 
 
 #: What every verb takes for a stream.
@@ -202,7 +215,13 @@ class Backend(abc.ABC, Generic[StreamT, EventT]):
         return 0
 
     def adopt_stream(self, native: object) -> StreamT:
-        """Return the stream of ours that is the same queue as *native*, or raise ``StreamTypeError``."""
+        """Return the stream of ours that is the same queue as *native*, or raise ``StreamTypeError``.
+
+        By default only what this backend hands out itself is a stream of ours.
+        """
+        device = getattr(native, "device", None)
+        if isinstance(native, type(self.default_stream(0))) and getattr(device, "type", "") == self.device_type:
+            return native
         raise UnsupportedError(
             operation="using a foreign stream",
             backend=self.name,
@@ -268,11 +287,14 @@ class Backend(abc.ABC, Generic[StreamT, EventT]):
     def copy(self, destination: torch.Tensor, source: torch.Tensor, stream: StreamT) -> None:
         """Issue ``destination.copy_(source)`` to *stream*, without blocking the host where that is possible."""
         previous = self.current_stream(None)
+        here = self.current_stream(self.stream_index(stream))
         self.set_stream(stream)
         try:
             with torch.no_grad():
                 destination.copy_(source, non_blocking=True)
         finally:
+            # Both: *stream* may be on another device, whose own current stream must come back as well.
+            self.set_stream(here)
             self.set_stream(previous)
 
     def hold(self, stream: StreamT) -> Latch:

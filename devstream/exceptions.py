@@ -144,9 +144,7 @@ class UnsupportedError(DevstreamError, NotImplementedError):
     """
 
     def __init__(self, *, operation: str, backend: str, capability: str, alternative: str) -> None:
-        super().__init__(
-            operation=operation, backend=backend, capability=capability, alternative=alternative
-        )
+        super().__init__(operation=operation, backend=backend, capability=capability, alternative=alternative)
 
     def __str__(self) -> str:
         return (
@@ -240,8 +238,7 @@ class TimingDisabledError(StreamError, ValueError):
 
     def __str__(self) -> str:
         return (
-            f"elapsed_time: {self.event} keeps no time; make both events with "
-            "devstream.Event(enable_timing=True)"
+            f"elapsed_time: {self.event} keeps no time; make both events with devstream.Event(enable_timing=True)"
         )
 
 
@@ -253,8 +250,8 @@ class StreamNotEnteredError(StreamError):
 
     def __str__(self) -> str:
         return (
-            f"leaving the block of {self.stream}: thread {self.thread!r} is in no such block; enter and leave it in "
-            "one thread, since the current stream belongs to the thread"
+            f"leaving the block of {self.stream}: thread {self.thread!r} is in no such block; enter and leave it "
+            "in one thread, since the current stream belongs to the thread"
         )
 
 

@@ -23,6 +23,8 @@ EXAMPLES = [
         operation="ipc_handle", backend="cpu", capability="Capability.IPC_EVENTS", alternative="use threads"
     ),
     exceptions.StreamTypeError(operation="record", got=3.5, expected="a stream"),
+    exceptions.FileFormatError(path="a/plan.json", reason="schema 3 is newer than 2"),
+    exceptions.MissingExtraError(operation="the picture", package="matplotlib", extra="plot"),
     exceptions.DeviceMismatchError(
         operation="record", first="the event is on cuda:0", second="stream 7 on cuda:1", advice="make another"
     ),
@@ -35,7 +37,8 @@ EXAMPLES = [
     exceptions.CaptureError(operation="synchronize", stream="<stream 9>"),
 ]
 ADVICE = re.compile(
-    r"\b(use|call|install|uninstall|repair|ask|make|choose|start|do it|enter|opens only|takes)\b", re.IGNORECASE
+    r"\b(use|call|install|uninstall|repair|ask|make|run|choose|start|do it|enter|opens only|takes)\b",
+    re.IGNORECASE,
 )
 
 
@@ -43,7 +46,9 @@ def drawn_tree():
     """Return class name -> (name of its parent, name of the built-in type beside it or None) from the drawing."""
     found, above = {}, {}
     for line in exceptions.__doc__.splitlines():
-        match = re.fullmatch(r"    (?P<branch>[│ ]*(?:[├└]─ )?)(?P<name>\w+(?:Error|Warning))(?: +\+ (?P<plus>\w+))?", line)
+        match = re.fullmatch(
+            r"    (?P<branch>[│ ]*(?:[├└]─ )?)(?P<name>\w+(?:Error|Warning))(?: +\+ (?P<plus>\w+))?", line
+        )
         if match:
             depth = len(match["branch"]) // 3
             above[depth] = match["name"]
@@ -132,7 +137,11 @@ def test_a_near_miss_is_offered_and_a_name_is_never_offered_for_itself():
     ("cls", "facts", "words"),
     [
         (exceptions.EventOverwrittenWarning, {"event": "<event 4>"}, ["<event 4>", "one event per hand-over"]),
-        (exceptions.RecordStreamWarning, {"stream": "<stream 3>"}, ["allocated on <stream 3>", "the stream that reads"]),
+        (
+            exceptions.RecordStreamWarning,
+            {"stream": "<stream 3>"},
+            ["allocated on <stream 3>", "the stream that reads"],
+        ),
         (exceptions.BackendWarning, {"name": "rocm", "reason": "4 queues"}, ["'rocm'", "4 queues"]),
         (exceptions.CacheWarning, {"path": "a/b.json", "reason": "damaged"}, ["a/b.json", "damaged"]),
     ],

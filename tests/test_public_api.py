@@ -116,7 +116,11 @@ def test_importing_devstream_imports_no_backend_no_feature_and_no_tool(bare_impo
 
 def test_importing_devstream_opens_no_vendor_library(bare_import):
     modules, _ = bare_import
-    assert not [name for name in modules if name.startswith(("torch.cuda", "torch.xpu", "torch._inductor", "torch._dynamo"))]
+    assert not [
+        name
+        for name in modules
+        if name.startswith(("torch.cuda", "torch.xpu", "torch._inductor", "torch._dynamo"))
+    ]
 
 
 def test_importing_devstream_reads_no_entry_point(bare_import):

@@ -79,6 +79,8 @@ class CurrentStreams(threading.local):
     def running(self, stream: CpuStream, index: int) -> Iterator[None]:
         """Let a task of *stream* find its own stream current."""
         self.runs = stream
+        # Not among `Threads`: what others launch on the stream comes after this task, and needs no thread to wait.
+        self.chosen = _Chosen()
         self.choose(stream, index, device=index)
         try:
             yield

@@ -193,7 +193,9 @@ class Worker:
 
             try:
                 self._pool.submit(work)
-            except RuntimeError as error:  # the interpreter is shutting down; nobody may wait for a task that never runs
+            except (
+                RuntimeError
+            ) as error:  # the interpreter is shutting down; nobody may wait for a task that never runs
                 timeline.open(end, error)
                 raise
         return end

@@ -27,9 +27,7 @@ _words_lock = threading.Lock()
 class MemoryLatch:
     """Holds one stream; made by ``CudaBackend.hold``."""
 
-    def __init__(
-        self, backend: Any, stream: torch.Stream
-    ) -> None:  # Any: CudaBackend, which imports this module
+    def __init__(self, backend: Any, stream: torch.Stream) -> None:  # Any: CudaBackend, which imports this module
         self._word = torch.zeros(1, dtype=torch.int32, pin_memory=True)
         self._pointer = ctypes.cast(self._word.data_ptr(), ctypes.POINTER(ctypes.c_int32))
         code = _wait_value()(
@@ -63,9 +61,7 @@ class LatchError(StreamError):
         super().__init__(code=code)
 
     def __str__(self) -> str:
-        return (
-            f"cuStreamWaitValue32 failed with CUresult {self.code}; this device or driver can't hold a stream"
-        )
+        return f"cuStreamWaitValue32 failed with CUresult {self.code}; this device or driver can't hold a stream"
 
 
 def _wait_value() -> Any:  # Any: a foreign function of ctypes

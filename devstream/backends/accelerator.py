@@ -50,6 +50,10 @@ _FACTS: dict[str, _Facts] = {
 }
 
 
+#: How many streams `AcceleratorBackend.current_stream` remembers.
+_SEEN_LIMIT = 1024
+
+
 class AcceleratorStream(Stream):
     """A native stream of an accelerator; ``with s:`` is torch's own, unwrapped."""
 
@@ -70,6 +74,7 @@ class AcceleratorBackend(Backend[AcceleratorStream, torch.Event]):
             self.stream_base.__name__, (self.stream_base,), {"_backend": self, "__module__": __name__}
         )
         self._defaults: dict[int, AcceleratorStream] = {}
+        self._seen: dict[torch.Stream, AcceleratorStream] = {}
         self._tried: _Facts | None = None
         self._torch_type: int | None = None
         self._opened_at_fork = False
@@ -171,9 +176,14 @@ class AcceleratorBackend(Backend[AcceleratorStream, torch.Event]):
     def current_stream(self, index: int | None = None) -> AcceleratorStream:
         """Return torch's current stream, as an object of ours."""
         native = torch.accelerator.current_stream(index)
-        return _compat.stream_from_ids(
-            self._stream_class, native.stream_id, native.device_index, native.device_type
-        )
+        stream = self._seen.get(native)  # by torch's own equality, a third of the cost of a new object
+        if stream is None:
+            if len(self._seen) >= _SEEN_LIMIT:  # a pool has few streams, but there is no end to external ones
+                self._seen.clear()
+            stream = self._seen[native] = _compat.stream_from_ids(
+                self._stream_class, native.stream_id, native.device_index, native.device_type
+            )
+        return stream
 
     def default_stream(self, index: int) -> AcceleratorStream:
         """Return the stream that a new thread starts on, which is how every vendor defines it."""
@@ -203,9 +213,7 @@ class AcceleratorBackend(Backend[AcceleratorStream, torch.Event]):
         if isinstance(native, AcceleratorStream) and native._backend is self:
             return native
         if not isinstance(native, torch.Stream) or native.device.type != self.device_type:
-            raise StreamTypeError(
-                operation="a verb", got=native, expected=f"a stream of {self.device_type!r}"
-            )
+            raise StreamTypeError(operation="a verb", got=native, expected=f"a stream of {self.device_type!r}")
         return self._same_queue(native, external="External" in type(native).__name__)
 
     def _same_queue(self, native: torch.Stream, *, external: bool, owner: object = None) -> AcceleratorStream:

@@ -5,22 +5,23 @@ Work runs at once, in the order of its issue. Everything else is real: streams a
 time, waits bind to the record that was the last. torch knows only one CPU, so all tensors are on ``cpu``;
 ``cpu:0``'s streams say ``cpu`` too.
 
-What a latch holds are events and waits, not work: tensor operations, copies and host functions issued behind a
-latch run, and only their events wait for it.
+What a latch holds are events and waits, not work: tensor operations, copies and host functions issued behind
+a latch run, and only their events wait for it.
 
 torch makes its CPU streams with device index -1, and ours of ``cpu:0`` do likewise: a native stream of the same
-id is equal to ours and hashes alike. A native stream that was made by hand with ``device_index=0`` is taken for the
-same queue, but torch itself never finds it equal to one of index -1; compare what `devstream.wrap` returns.
+id is equal to ours and hashes alike. A native stream that was made by hand with ``device_index=0`` is taken for
+the same queue, but torch itself never finds it equal to one of index -1; compare what `devstream.wrap` returns.
 
 [Note: When the host blocks on the CPU]
 A stream's copies and host functions run on a thread. Tensor operations that come after them run in the caller,
-at once; so whoever makes a stream current, or makes a current stream wait, blocks until that thread is done, and
-gets the error that its work raised. What is launched on a stream that is current in any thread runs at once, or the
-operations there would overtake it. Nobody blocks on a latch, because the caller is usually who will release it.
+at once; so whoever makes a stream current, or makes a current stream wait, blocks until that thread is done,
+and gets the error that its work raised. What is launched on a stream that is current in any thread runs at once,
+or the operations there would overtake it. Nobody blocks on a latch, because the caller is usually who will
+release it.
 
 [Note: An error on a stream]
-What a copy or host function raises is raised by whoever waits for it, and what comes behind it on its stream doesn't
-run. `synchronize` of the stream or the device reports it and clears the stream for use.
+What a copy or host function raises is raised by whoever waits for it, and what comes behind it on its stream
+doesn't run. `synchronize` of the stream or the device reports it and clears the stream for use.
 """
 
 from __future__ import annotations
@@ -384,7 +385,7 @@ class CpuBackend(Backend[CpuStream, CpuEvent]):
     # -- what is asynchronous ----------------------------------------------------------------------------
 
     def launch(self, task: Callable[[], None], stream: CpuStream) -> None:
-        """Run *task* in order on *stream*: on its thread, or at once where the stream is current in some thread."""
+        """Run *task* in order on *stream*: on its thread, or at once where some thread has the stream current."""
         if self._is_current(stream):
             error = self._catch_up(stream)
             if error is not None:
@@ -433,7 +434,7 @@ class CpuBackend(Backend[CpuStream, CpuEvent]):
         return before
 
     def _is_current(self, stream: CpuStream) -> bool:
-        """Say whether some thread issues operations to *stream*; each is on the default stream until it chooses."""
+        """Say whether some thread issues operations to *stream*; each starts on the default stream."""
         return stream.stream_id == 0 or self._threads.any_chose(stream, self.stream_index(stream))
 
     def _catch_up(self, stream: CpuStream, point: Point | None = None) -> BaseException | None:

@@ -56,7 +56,7 @@ class RocmBackend(CudaBackend):
     def rocm_version(self) -> tuple[int, int]:
         """Return ROCm's version, which since 7.14 isn't HIP's; (0, 0) over a CUDA build."""
         text = getattr(torch.version, "rocm", None) or torch.version.hip or "0.0"
-        major, minor = (text.split(".") + ["0"])[:2]
+        major, minor = [*text.split("."), "0"][:2]
         return int(major), int(minor)
 
     def capabilities(self, index: int) -> Capability:

@@ -1,7 +1,7 @@
 """The text: the source of Python's standard library, which every machine has, as bytes.
 
-Files are dealt to training or evaluation by a hash of their path, so the two never share a file, and the deal is the
-same on every machine with the same Python.
+Files are dealt to training or evaluation by a hash of their path, so the two never share a file, and the deal is
+the same on every machine with the same Python.
 """
 
 from __future__ import annotations

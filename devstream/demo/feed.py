@@ -64,7 +64,7 @@ class Feed:
         self._ring.append(_Place(number, tensor, ready, Event(self._device)))
 
     def take(self, number: int) -> torch.Tensor:
-        """Return batch *number*; the current stream waits for its copy. Say `give_back` once its reader is issued."""
+        """Return batch *number*; the current stream waits for its copy. Say `give_back` after its last reader."""
         place = self._find(number)
         place.ready.wait(current_stream(self._device))
         return place.tensor

@@ -62,7 +62,9 @@ class Block(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map (batch, time, width) to the same."""
         x = x + self.attention(self.attention_norm(x))
-        return x + self.down(functional.gelu(self.up(self.network_norm(x)), approximate="tanh"))
+        hidden = functional.gelu(self.up(self.network_norm(x)), approximate="tanh")
+        total: torch.Tensor = x + self.down(hidden)
+        return total
 
 
 class ByteGpt(nn.Module):
@@ -88,6 +90,25 @@ class ByteGpt(nn.Module):
                 std = residual_std if name.endswith(("out.weight", "down.weight")) else 0.02
                 # Drawn on the host, where one seed means the same numbers whatever the device.
                 weight.copy_(torch.empty(weight.shape).normal_(0.0, std, generator=generator))
+
+    def in_one_block(self) -> torch.Tensor:
+        """Move all weights into one block of memory and return it, so that one copy copies the model.
+
+        Call it once, when the model is on its device and before an optimizer sees the weights.
+        """
+        weights = list(self.parameters())
+        block = torch.cat([weight.detach().reshape(-1) for weight in weights])
+        for weight, part in zip(weights, self.parts(block).values(), strict=True):
+            weight.data = part
+        return block
+
+    def parts(self, block: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return a block like that of `in_one_block` as weights by name, sharing its memory."""
+        weights = dict(self.named_parameters())
+        pieces = torch.split(block, [weight.numel() for weight in weights.values()])
+        return {
+            name: piece.view(weight.shape) for (name, weight), piece in zip(weights.items(), pieces, strict=True)
+        }
 
     def forward(self, text: torch.Tensor) -> torch.Tensor:
         """Return the loss, in nats a byte, of predicting ``text[:, 1:]`` from what comes before.

@@ -34,7 +34,7 @@ class Size:
 
 SIZES: dict[str, Size] = {
     "tiny": Size(Shape(1, 32, 2, 32), 8, 120, 2e-2, 4, 2, 4, 2),  # seconds; for tests
-    "small": Size(Shape(4, 128, 4, 128), 8, 400, 3e-3, 16, 4, 10, 3),  # two CPU cores, about two minutes
+    "small": Size(Shape(4, 128, 4, 128), 8, 800, 3e-3, 16, 4, 10, 3),  # two CPU cores, a minute or two
     "medium": Size(Shape(6, 384, 6, 256), 32, 600, 1e-3, 16, 4, 20, 3),  # any accelerator
     "large": Size(Shape(12, 1024, 16, 512), 32, 1000, 4e-4, 16, 4, 20, 3),  # a large accelerator
 }

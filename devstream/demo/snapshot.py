@@ -16,6 +16,7 @@ from torch.func import functional_call
 
 from devstream._streams import Event, current_stream, stream
 from devstream.demo.lanes import EVALUATION, LOSSES, WEIGHTS, Queues, Watch
+from devstream.demo.model import ByteGpt
 from devstream.overlap import copy
 
 
@@ -32,16 +33,24 @@ class Evaluation:
     """Evaluates snapshots a batch at a time, so that its work is issued between the steps of the training.
 
     Args:
-        model: whose weights are looked at; its code evaluates them too.
+        model: its code evaluates the weights.
+        block: the model's weights, see `ByteGpt.in_one_block`.
         batches: what it is evaluated on, already on the device.
         queues: where the work goes.
         watch: brackets the work.
     """
 
     def __init__(
-        self, model: torch.nn.Module, batches: Sequence[torch.Tensor], *, queues: Queues, watch: Watch
+        self,
+        model: ByteGpt,
+        block: torch.Tensor,
+        batches: Sequence[torch.Tensor],
+        *,
+        queues: Queues,
+        watch: Watch,
     ) -> None:
-        self._model, self._batches, self._queues, self._watch = model, batches, queues, watch
+        self._model, self._block, self._batches = model, block, batches
+        self._queues, self._watch = queues, watch
         self._device = batches[0].device
         self._weights: dict[str, torch.Tensor] = {}
         self._left: deque[torch.Tensor] = deque()
@@ -62,9 +71,8 @@ class Evaluation:
         updated.record(here)
         updated.wait(side)  # before the span: waiting for the update is not copying
         with self._watch.span(WEIGHTS, "snapshot", stream=side):
-            for name, weight in self._model.named_parameters():
-                # All on one stream, so the last event stands for all of them.
-                self._weights[name], self._taken = copy(weight, self._device, stream=side)
+            copied, self._taken = copy(self._block, self._device, stream=side)
+        self._weights = self._model.parts(copied)
         self._left.extend(self._batches)
         self._step, self._total = step, None
 

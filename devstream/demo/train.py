@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from devstream._streams import current_stream, synchronize
+from devstream._streams import Event, current_stream, synchronize
 from devstream.demo.data import Text, batch
 from devstream.demo.feed import Feed
 from devstream.demo.lanes import TRAINING, Queues, Watch
@@ -67,6 +67,7 @@ class Training:
     def __init__(self, size: Size, *, steps: int, text: Text, device: torch.device, seed: int) -> None:
         self.size, self.steps, self.device, self._text, self._seed = size, steps, device, text, seed
         self.model = ByteGpt(size.shape).to(device)
+        self._weights = self.model.in_one_block()
         self._held_out = []
         for number in range(size.evaluation_batches):
             there, ready = copy(self._batch(text.evaluation, number, _EVALUATION_SEED), device)
@@ -106,6 +107,7 @@ class Training:
             queues: where copies and evaluation go.
             watched: bracket all work with timed events (where the device keeps time).
             evaluate_every: take a snapshot after so many steps and evaluate it while training goes on; 0: never.
+                The last step has none: nothing would go on.
             on_step: see `OnStep`.
         """
         synchronize(self.device)
@@ -116,18 +118,18 @@ class Training:
             stream=queues.batches,
             watch=watch,
         )
-        evaluation = Evaluation(
-            self.model, self._held_out[: self.size.snapshot_batches], queues=queues, watch=watch
-        )
+        held_out = self._held_out[: self.size.snapshot_batches]
+        evaluation = Evaluation(self.model, self._weights, held_out, queues=queues, watch=watch)
         meter = _Meter(queues, watch, on_step)
         started = time.perf_counter()
-        feed.send(first)
+        if first < last:
+            feed.send(first)
         for step in range(first, last):
             if step + 1 < last:
                 feed.send(step + 1)  # before this step, so that it runs under it
             meter.add(step, self._step(step, feed, evaluation, watch))
             evaluation.advance()
-            if evaluate_every and (step + 1) % evaluate_every == 0:
+            if evaluate_every and (step + 1) % evaluate_every == 0 and step + 1 < last:
                 evaluation.snapshot(step + 1)
         evaluation.finish()
         synchronize(self.device)
@@ -140,7 +142,7 @@ class Training:
         text = feed.take(step)
         with watch.span(TRAINING, "forward, backward"):
             loss: torch.Tensor = self.model(text)
-            loss.backward()
+            torch.autograd.backward(loss)
         feed.give_back(step)
         evaluation.release_weights()  # before the span: waiting for the snapshot is not training
         with watch.span(TRAINING, "update"):
@@ -158,12 +160,12 @@ class Training:
 
 
 class _Meter:
-    """Keeps the losses on the device and tells the latest one that has come to the host, without waiting for it."""
+    """Keeps the losses on the device, and tells the latest that has come to the host without waiting for it."""
 
     def __init__(self, queues: Queues, watch: Watch, on_step: OnStep | None) -> None:
         self._queues, self._watch, self._on_step = queues, watch, on_step
         self._losses: list[torch.Tensor] = []
-        self._coming: list[tuple[torch.Tensor, object]] = []
+        self._coming: list[tuple[torch.Tensor, Event]] = []
         self._latest: float | None = None
 
     def add(self, step: int, loss: torch.Tensor) -> None:
@@ -178,7 +180,7 @@ class _Meter:
 
     def losses(self) -> list[float]:
         """Return all losses; blocks until they are known."""
-        return torch.stack(self._losses).tolist() if self._losses else []
+        return [float(loss) for loss in torch.stack(self._losses).cpu()] if self._losses else []
 
 
 def learning_rate_share(step: int, steps: int) -> float:

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from devstream import _observe
+from devstream._objects import as_stream
 from devstream._streams import Event, backend, named_stream
-from devstream._streams import wrap as wrap_stream
 from devstream.abc import AnyBackend, Capability, StreamArg
 from devstream.exceptions import (
     BlockingCopyWarning,
@@ -28,8 +28,11 @@ from devstream.exceptions import (
     UnsupportedError,
     warning,
 )
-from devstream.overlap._slots import Slots
+from devstream.overlap._slots import Slots, page_locked
 from devstream.typing import DeviceArg
+
+#: The directions in which one side is host memory, in words.
+_HOST = {"h2d": "from host to device", "d2h": "from device to host"}
 
 _kept: deque[tuple[Event, tuple[torch.Tensor, ...]]] = deque()
 _slots: dict[tuple[str, int], Slots] = {}
@@ -80,30 +83,31 @@ def copy(
     here = owner.current_stream(index)
     same_queue = owner.stream_key(here) == owner.stream_key(own)
 
-    source, slot = tensor, None
+    pinned = Capability.PINNED_MEMORY in owner.capabilities(index)
+    if direction in _HOST and not pinned:
+        _warn_blocking(owner, direction)
     # Made while *here* is current, whose earlier work may still use this memory; so before the edge below.
-    destination = _empty_like(tensor, target, owner, direction)
-    if direction == "h2d" and target.type != "cpu" and not tensor.is_pinned():
-        if Capability.PINNED_MEMORY in owner.capabilities(index):
-            slot = _slots_of(owner, index).take(destination)
-            slot.fill(tensor, destination)
-            source = slot.like(destination)
-        else:
-            _warn_blocking(owner, "from host to device")
-    if not same_queue:
-        _order(own, here, owner, index)
-    if direction == "p2p":
-        _order(own, owner.current_stream(target.index), owner, target.index)
-    owner.copy(destination, source, own)
-    if _observe.subscribers:
-        _observe.publish(_observe.Copy(destination, source, own))
-
-    ready = Event(torch.device(owner.device_type, owner.stream_index(own)))
-    ready.record(own)
-    if slot is not None:
-        slot.busy_until(ready)
-    if not same_queue or tensor.device != target:
-        _keep(owner, own, ready, (destination,) if slot is not None else (destination, tensor))
+    destination = _empty_like(tensor, target, pinned=pinned and direction == "d2h")
+    slot = None
+    if direction == "h2d" and pinned and not tensor.is_pinned():
+        slot = _slots_of(owner, index).take(destination)
+    try:
+        source = tensor if slot is None else slot.fill(tensor, destination)
+        if not same_queue:
+            _order(own, here, owner, index)
+        if direction == "p2p":
+            _order(own, owner.current_stream(target.index), owner, target.index)
+        owner.copy(destination, source, own)
+        if _observe.subscribers:
+            _observe.publish(_observe.Copy(destination, source, own))
+    finally:
+        # Recorded also where the copy raised: part of it may have been issued, and would read the slot.
+        ready = Event(torch.device(owner.device_type, owner.stream_index(own)))
+        ready.record(own)
+        if slot is not None:
+            slot.busy_until(ready)
+    known = same_queue and direction != "p2p"  # the allocator knows of this stream, since it is the memory's own
+    _keep(owner, None if known else own, ready, (destination,) if slot is not None else (destination, tensor))
     return destination, ready
 
 
@@ -118,7 +122,11 @@ def _route(tensor: torch.Tensor, device: DeviceArg) -> tuple[AnyBackend, torch.d
     index = given.index if isinstance(given, torch.device) else given
     # torch has one CPU, whatever the number of virtual devices.
     kind = to.device_type
-    target = torch.device("cpu") if kind == "cpu" else torch.device(kind, to.current_index() if index is None else index)
+    target = (
+        torch.device("cpu")
+        if kind == "cpu"
+        else torch.device(kind, to.current_index() if index is None else index)
+    )
     here = tensor.device.type
     if here == kind:
         return to, target, "d2d" if tensor.device == target else "p2p"
@@ -135,24 +143,21 @@ def _route(tensor: torch.Tensor, device: DeviceArg) -> tuple[AnyBackend, torch.d
 
 
 def _checked(stream: StreamArg, owner: AnyBackend, *devices: torch.device) -> Any:  # Any: of any backend
-    own = wrap_stream(stream)
-    kind = getattr(own, "device").type  # noqa: B009 - a plug-in's own class
-    index = owner.stream_index(own) if kind == owner.device_type else None
-    if not any(kind == d.type and (kind == "cpu" or index == d.index) and kind == owner.device_type for d in devices):
+    given, own = as_stream(stream)
+    index = given.stream_index(own)
+    # A CPU stream of either virtual device will do: tensors don't say which one they belong to.
+    mine = [device.index for device in devices if device.type == owner.device_type]
+    if given is not owner or (owner.device_type != "cpu" and index not in mine):
         raise DeviceMismatchError(
             operation="overlap.copy",
-            first=f"the stream is on {kind}" + ("" if index is None else f":{index}"),
+            first=f"the stream is on {given.device_type}:{index}",
             second=f"the copy goes from {devices[0]} to {devices[1]}",
             advice="give a stream of the accelerator of the two, or none",
         )
     return own
 
 
-def _empty_like(tensor: torch.Tensor, target: torch.device, owner: AnyBackend, direction: str) -> torch.Tensor:
-    index = tensor.device.index or 0
-    pinned = direction == "d2h" and Capability.PINNED_MEMORY in owner.capabilities(index)
-    if direction == "d2h" and not pinned:
-        _warn_blocking(owner, "from device to host")
+def _empty_like(tensor: torch.Tensor, target: torch.device, *, pinned: bool) -> torch.Tensor:
     made = torch.empty_like(tensor, device=target, pin_memory=pinned)
     if made.stride() == tensor.stride():
         return made
@@ -169,19 +174,25 @@ def _order(later: Any, earlier: Any, owner: AnyBackend, index: int | None) -> No
 
 def _slots_of(owner: AnyBackend, index: int) -> Slots:
     with _lock:
-        return _slots.setdefault((owner.name, index), Slots())
+        return _slots.setdefault((owner.name, index), Slots(page_locked))
 
 
-def _keep(owner: AnyBackend, own: Any, ready: Event, tensors: tuple[torch.Tensor, ...]) -> None:  # Any: as above
-    """Keep *tensors* from being reused before *ready* (see the note above)."""
+def _keep(
+    owner: AnyBackend, user: Any, ready: Event, tensors: tuple[torch.Tensor, ...]
+) -> None:  # Any: see _order
+    """Keep *tensors*, which *user* (None: only their own stream) uses, from being reused before *ready*.
+
+    See the note above.
+    """
     held = []
-    can_tell = Capability.RECORD_STREAM in owner.stream_capabilities(own)
     for tensor in tensors:
-        if tensor.device.type == owner.device_type and can_tell:
-            owner.record_stream(tensor, own)
+        if tensor.device.type != owner.device_type:
+            held.append(tensor)
+        elif user is not None and Capability.RECORD_STREAM in owner.stream_capabilities(user):
+            owner.record_stream(tensor, user)
             if _observe.subscribers:
-                _observe.publish(_observe.RecordStream(tensor, own))
-        else:
+                _observe.publish(_observe.RecordStream(tensor, user))
+        elif user is not None:
             held.append(tensor)
     with _lock:
         if held:
@@ -199,6 +210,5 @@ def _warn_blocking(owner: AnyBackend, direction: str) -> None:
             return
         _warned.add((owner.name, direction))
     reason = "the backend has no Capability.PINNED_MEMORY"
-    warnings.warn(
-        warning(BlockingCopyWarning, direction=direction, backend=owner.name, reason=reason), stacklevel=4
-    )
+    facts = {"direction": _HOST[direction], "backend": owner.name, "reason": reason}
+    warnings.warn(warning(BlockingCopyWarning, **facts), stacklevel=3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import torch
 
@@ -13,11 +14,16 @@ SLOTS_PER_SIZE = 4
 _SMALLEST_BYTES = 1 << 12
 
 
+def page_locked(size_bytes: int) -> torch.Tensor:
+    """Return page-locked memory of torch's current accelerator."""
+    return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
+
+
 class Slot:
     """One block of page-locked memory, and the event of the copy that reads it."""
 
-    def __init__(self, size_bytes: int) -> None:
-        self._memory = torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
+    def __init__(self, memory: torch.Tensor) -> None:
+        self._memory = memory
         self._event: Event | None = None
         self.taken = False
 
@@ -26,9 +32,9 @@ class Slot:
         size_bytes = tensor.numel() * tensor.element_size()
         return self._memory[:size_bytes].view(tensor.dtype).as_strided(tensor.shape, tensor.stride())
 
-    def fill(self, source: torch.Tensor, destination: torch.Tensor) -> None:
-        """Copy *source* here, in the layout of *destination*; the host does it."""
-        self.like(destination).copy_(source)
+    def fill(self, source: torch.Tensor, destination: torch.Tensor) -> torch.Tensor:
+        """Copy *source* here, in the layout of *destination*, and return it; the host does it."""
+        return self.like(destination).copy_(source)
 
     def busy_until(self, event: Event) -> None:
         """Let nobody take this slot before *event*."""
@@ -45,9 +51,14 @@ class Slot:
 
 
 class Slots:
-    """The slots of one device, by size: powers of two, so that few sizes serve all tensors."""
+    """The slots of one device, by size: powers of two, so that few sizes serve all tensors.
 
-    def __init__(self) -> None:
+    Args:
+        allocate: returns that many bytes of host memory, as uint8.
+    """
+
+    def __init__(self, allocate: Callable[[int], torch.Tensor]) -> None:
+        self._allocate = allocate
         self._by_size: dict[int, list[Slot]] = {}
         self._lock = threading.Lock()
 
@@ -63,7 +74,7 @@ class Slots:
             if found is None and len(slots) >= SLOTS_PER_SIZE:
                 found = next((slot for slot in slots if not slot.taken), None)
             if found is None:
-                found = Slot(size)
+                found = Slot(self._allocate(size))
                 slots.append(found)
             else:
                 # To the back: the front is the one that was taken the longest time ago.

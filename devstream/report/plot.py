@@ -49,7 +49,9 @@ def draw(spans: Iterable[Span], *, title: str = "") -> bytes:
     for span in spans:
         start, width = span.start_ms - first_ms, span.end_ms - span.start_ms
         color = f"C{names.index(span.name) % 10}"
-        axes.barh(rows[span.lane], width, left=start, height=0.6, color=color, edgecolor="white", linewidth=0.3)
+        # A white edge tells neighbours apart; round a thin bar it would hide the bar itself.
+        edge = "white" if width > 0.004 * length_ms else color
+        axes.barh(rows[span.lane], width, left=start, height=0.6, color=color, edgecolor=edge, linewidth=0.6)
         if width > 0.012 * length_ms * len(span.name):
             axes.text(start + width / 2, rows[span.lane], span.name, ha="center", va="center", fontsize=8)
     labels = [

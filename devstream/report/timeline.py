@@ -1,8 +1,8 @@
 """What ran when, as plain data, and how much of it ran under something else.
 
-A `Span` is one piece of work in one lane (a stream, or a part of what a stream did). `overlap` splits the time that
-each lane was busy into *hidden*, while another lane was busy too, and *exposed*, while none was. Only measured
-intervals enter: no time is hidden because somebody meant it to be.
+A `Span` is one piece of work in one lane (a stream, or a part of what a stream did). `overlap` splits the time
+that each lane was busy into *hidden*, while another lane was busy too, and *exposed*, while none was. Only
+measured intervals enter: no time is hidden because somebody meant it to be.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ class Span:
 
     def __post_init__(self) -> None:
         if not self.start_ms <= self.end_ms:
-            raise ValueError(f"span {self.name!r} ends at {self.end_ms} ms, before its start at {self.start_ms} ms")
+            raise ValueError(
+                f"span {self.name!r} ends at {self.end_ms} ms, before its start at {self.start_ms} ms"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,18 +63,21 @@ def overlap(spans: Iterable[Span], *, under: Collection[str] | None = None) -> d
     return {lane: _exposure(lane, busy, busy if under is None else under) for lane in busy}
 
 
-def hidden_share(spans: Iterable[Span], of: Collection[str], *, under: Collection[str]) -> float | None:
-    """Return the part of the time of the lanes *of*, taken together, that was hidden under the lanes *under*; None: no time."""
+def together(spans: Iterable[Span], of: Collection[str], *, under: Collection[str]) -> Exposure:
+    """Return how much of the time in which any of the lanes *of* was busy was hidden under the lanes *under*."""
     spans = list(spans)
     merged = union((s.start_ms, s.end_ms) for s in spans if s.lane in of)
     cover = union((s.start_ms, s.end_ms) for s in spans if s.lane in under and s.lane not in of)
-    total = measure(merged)
-    return measure(intersection(merged, cover)) / total if total > 0 else None
+    return _split(merged, cover)
 
 
 def _exposure(lane: str, busy: dict[str, Intervals], under: Collection[str]) -> Exposure:
-    cover = union(piece for other, pieces in busy.items() if other != lane and other in under for piece in pieces)
-    total, hidden = measure(busy[lane]), measure(intersection(busy[lane], cover))
+    others = (pieces for other, pieces in busy.items() if other != lane and other in under)
+    return _split(busy[lane], union(piece for pieces in others for piece in pieces))
+
+
+def _split(busy: Intervals, cover: Intervals) -> Exposure:
+    total, hidden = measure(busy), measure(intersection(busy, cover))
     return Exposure(busy_ms=total, exposed_ms=total - hidden, hidden_ms=hidden)
 
 

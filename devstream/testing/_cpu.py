@@ -1,9 +1,9 @@
 """`cpu` and `strict`: let a test ask more of the program than hardware does.
 
 [Note: Who made a tensor on the CPU]
-torch has one CPU, so a tensor doesn't say on which virtual device it is. Under ``cpu(strict=True)`` a dispatch mode
-looks at each operation's results in the calling thread and notes the stream that was current: its device is the
-tensor's. Tensors from before the block, and from other threads, belong to nobody and may be used everywhere.
+torch has one CPU, so a tensor doesn't say on which virtual device it is. Under ``cpu(strict=True)`` a dispatch
+mode looks at each operation's results in the calling thread and notes the stream that was current: its device is
+the tensor's. Tensors from before the block, and from other threads, belong to nobody and may be used everywhere.
 """
 
 from __future__ import annotations
@@ -74,11 +74,11 @@ def cpu(
 _strict = strict
 
 
-class _Ownership(_compat.TorchDispatchMode):
+class _Ownership(_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves the hook untyped
     """Notes in `CpuBackend.owners` which stream makes each storage, and checks who reads it."""
 
     def __init__(self, backend: CpuBackend) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._backend = backend
 
     def __torch_dispatch__(
@@ -115,7 +115,7 @@ class _Ownership(_compat.TorchDispatchMode):
                 operation=str(func),
                 first=f"the tensor was made on cpu:{home} by {owner!r}",
                 second=f"the operation runs on cpu:{here}, in {stream!r}",
-                advice="copy the tensor to that device first, or run the operation in a stream of the tensor's own",
+                advice="copy the tensor to that device first, or run the operation on its stream",
             )
 
 

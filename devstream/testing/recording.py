@@ -9,8 +9,7 @@ from __future__ import annotations
 import itertools
 import threading
 from dataclasses import dataclass
-from types import TracebackType
-from typing import ClassVar, Literal, TypeAlias, TypeVar
+from typing import ClassVar, Self, TypeAlias, TypeVar
 
 import torch
 
@@ -33,13 +32,14 @@ class Recorder:
         self._subscription: _observe.Subscription | None = None
 
     def __call__(self, notice: Notice) -> None:
+        """Keep *notice*; this is what the seam calls."""
         self.log.append(notice)
 
     def of(self, kind: type[N]) -> list[N]:
         """Return the notices of one *kind*, in order."""
         return [notice for notice in self.log if isinstance(notice, kind)]
 
-    def __enter__(self) -> Recorder:
+    def __enter__(self) -> Self:
         if self._subscription is not None:
             raise RuntimeError("this Recorder is entered already; make one Recorder a block")
         self._subscription = _observe.subscribe(self)
@@ -71,28 +71,24 @@ class RecordingStream(Stream):
 
     gates: Gates
 
-    def __new__(cls, backend: RecordingBackend, index: int, number: int) -> RecordingStream:  # type: ignore[misc]
+    def __new__(cls, backend: RecordingBackend, index: int, number: int) -> Self:
         """Return the stream with this number; only the backend calls it."""
         # torch has one CPU, whose index is -1.
-        self = torch.Stream.__new__(
-            cls, stream_id=number, device_index=index or -1, device_type=_compat.cpu_stream_type()
-        )
+        self = _compat.stream_from_ids(cls, number, index or -1, _compat.cpu_stream_type())
         self.gates = _FREE
         return self
 
-    def __enter__(self) -> RecordingStream:
-        backend = self._backend
-        assert isinstance(backend, RecordingBackend)
-        backend.enter(self)
+    def __enter__(self) -> Self:
+        self._fake.enter(self)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> Literal[False]:
-        backend = self._backend
-        assert isinstance(backend, RecordingBackend)
-        backend.leave()
-        return False
+    def __exit__(self, *exc_info: object) -> None:
+        self._fake.leave()
+
+    @property
+    def _fake(self) -> RecordingBackend:
+        assert isinstance(self._backend, RecordingBackend)
+        return self._backend
 
 
 class RecordingEvent:
@@ -134,7 +130,9 @@ class RecordingBackend(Backend[RecordingStream, RecordingEvent]):
     def __init__(self, devices: int = 2) -> None:
         self.log: list[Call] = []
         self._devices = devices
-        self._class = type("RecordingStream", (RecordingStream,), {"_backend": self, "__module__": __name__})
+        self._class: type[RecordingStream] = type(
+            "RecordingStream", (RecordingStream,), {"_backend": self, "__module__": __name__}
+        )
         # Apart from the CPU backend's numbers: torch compares streams by device and number alone.
         self._numbers = itertools.count(1 << 20)
         self._defaults = [self._class(self, index, next(self._numbers)) for index in range(devices)]
@@ -248,9 +246,7 @@ class RecordingBackend(Backend[RecordingStream, RecordingEvent]):
         stream.gates = _closed(stream.gates) | {gate}
         return RecordingLatch(gate)
 
-    def _note(
-        self, operation: str, stream: RecordingStream | None, event: RecordingEvent | None = None
-    ) -> None:
+    def _note(self, operation: str, stream: RecordingStream | None, event: RecordingEvent | None = None) -> None:
         self.log.append(
             Call(operation, None if stream is None else stream.stream_id, None if event is None else event.number)
         )

@@ -34,7 +34,7 @@ def test_a_stream_of_one_device_waits_for_an_event_of_the_other(kind: str, here:
         "ours": lambda: devstream.Event(DEVICES[there]),
         "timed": lambda: devstream.Event(DEVICES[there], enable_timing=True),
         "torch.Event": lambda: torch.Event(DEVICES[there]),
-        "torch.cuda.Event": lambda: torch.cuda.Event(),
+        "torch.cuda.Event": torch.cuda.Event,
     }[kind]()
     producer, consumer = devstream.Stream(DEVICES[there]), devstream.Stream(DEVICES[here])
     values = torch.zeros(N, device=DEVICES[there])

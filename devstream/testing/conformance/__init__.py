@@ -1,4 +1,4 @@
-"""The laws of a backend, one method a law. Whoever writes a backend subclasses and runs them:
+"""The laws of a backend, one method a law. Whoever writes a backend subclasses and runs them.
 
     from devstream.testing.conformance import BackendConformance
 
@@ -64,7 +64,7 @@ class BackendConformance(
     def foreign_streams(self, backend: AnyBackend) -> Mapping[str, Maker]:
         """Return what else the backend takes for a stream of device 0: how it is got, and a function that gets it.
 
-        By default ``torch.Stream`` where the backend has an ``adopt_stream``. Override it to add the vendor's class.
+        By default ``torch.Stream`` where the backend has an ``adopt_stream``. Override it to add a vendor's.
         """
         if type(backend).adopt_stream is Backend.adopt_stream:
             return {}
@@ -88,7 +88,9 @@ class BackendConformance(
 
 def laws() -> dict[str, Callable[..., None]]:
     """Return every law by name, in the order of the classes."""
-    return {name: getattr(BackendConformance, name) for name in dir(BackendConformance) if name.startswith("test_")}
+    return {
+        name: getattr(BackendConformance, name) for name in dir(BackendConformance) if name.startswith("test_")
+    }
 
 
 def _own_copy(law: Callable[..., None]) -> Callable[..., None]:

@@ -66,7 +66,9 @@ class CurrentStreamLaws:
             for left in range(len(order) - 1, -1, -1):
                 blocks[left].__exit__(None, None, None)
                 expected = order[left - 1] if left else base
-                assert verbs.current_stream() == expected, "leaving a block must restore what was current before it"
+                assert verbs.current_stream() == expected, (
+                    "leaving a block must restore what was current before it"
+                )
 
     def test_an_exception_leaves_no_state(self, subject: Subject) -> None:
         """A block that an exception leaves restores too, doesn't swallow it, and the stream can be used again."""
@@ -137,7 +139,9 @@ class CurrentStreamLaws:
         seen = verbs.wrap(torch.accelerator.current_stream())
         assert subject.key(seen) == subject.key(a), "torch.accelerator must see devstream.set_stream"
         torch.accelerator.set_stream(b)
-        assert subject.key(verbs.current_stream()) == subject.key(b), "devstream must see torch.accelerator.set_stream"
+        assert subject.key(verbs.current_stream()) == subject.key(b), (
+            "devstream must see torch.accelerator.set_stream"
+        )
         with b:
             assert subject.key(verbs.current_stream()) == subject.key(b), "devstream must see `with native_stream`"
 
@@ -163,7 +167,9 @@ class CurrentStreamLaws:
             _observe.Synchronize,
         ], f"each verb must report once, but the log is {recorder.log}"
         way_in, way_out = recorder.of(_observe.Switch)
-        assert (way_in.stream, way_in.previous) == (stream, base), "a block must report what it switched to, and from"
+        assert (way_in.stream, way_in.previous) == (stream, base), (
+            "a block must report what it switched to, and from"
+        )
         assert (way_out.stream, way_out.previous) == (base, stream), "leaving a block must report the way back"
 
 
@@ -171,7 +177,7 @@ class CurrentDeviceLaws:
     """A stream brings its device along, and takes it away again."""
 
     def test_a_block_restores_the_device_and_the_streams_of_both(self, subject: Subject) -> None:
-        """A block of another device's stream changes the current device, and restores it and that device's stream."""
+        """A block of another device's stream changes the current device, and restores it and both streams."""
         subject.needs_devices(2)
         zero, one = subject.side_stream(0), subject.side_stream(1)
         other = subject.side_stream(1, beside=(one,))
@@ -187,7 +193,9 @@ class CurrentDeviceLaws:
                     assert verbs.current_stream() == stream, "with stream(s): s must be current"
             assert backend.current_index() == 0, "a block must restore the current device"
             assert verbs.current_stream(subject.device(0)) == zero, "a block must restore its device's stream"
-            assert verbs.current_stream(subject.device(1)) == other, "a block must restore the other device's stream"
+            assert verbs.current_stream(subject.device(1)) == other, (
+                "a block must restore the other device's stream"
+            )
 
     def test_set_stream_changes_the_device(self, subject: Subject) -> None:
         """After ``set_stream`` the stream's device is current, and a device-less verb means it."""
@@ -206,7 +214,11 @@ class CurrentDeviceLaws:
         verbs.set_stream(zero)
         verbs.set_stream(one)
         carried = verbs.carry_streams(
-            lambda: (verbs.current_stream(), verbs.current_stream(subject.device(0)), subject.backend.current_index())
+            lambda: (
+                verbs.current_stream(),
+                verbs.current_stream(subject.device(0)),
+                subject.backend.current_index(),
+            )
         )
         assert in_new_thread(carried) == (one, zero, 1), "carry_streams must carry every device's stream"
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from devstream import _registry
 from devstream import _streams as verbs
 from devstream.abc import Capability
@@ -56,8 +58,8 @@ class DeviceLaws:
         for event in (verbs.Event(subject.device(0)), subject.mark(zero)):
             was = event.recorded
             words = (str(subject.device(0)), str(subject.device(1)))
-            subject.error(DeviceMismatchError, lambda event=event: event.record(one), *words)
-            subject.error(DeviceMismatchError, lambda event=event: one.record_event(event), *words)
+            subject.error(DeviceMismatchError, partial(event.record, one), *words)
+            subject.error(DeviceMismatchError, partial(one.record_event, event), *words)
             assert event.recorded is was, "a refused record must leave the event as it was"
 
     def test_a_device_is_synchronized_alone(self, subject: Subject) -> None:
@@ -99,10 +101,8 @@ class DeviceLaws:
     def test_streams_and_events_of_another_backend_are_refused(self, subject: Subject) -> None:
         """An edge between two backends raises ``DeviceMismatchError`` that names both, and records nothing."""
         name = subject.backend.name
-        if isinstance(subject.backend, RecordingBackend):
-            other = _registry.load("cpu")
-        else:
-            other = RecordingBackend()
+        fake = isinstance(subject.backend, RecordingBackend)
+        other = _registry.load("cpu") if fake else RecordingBackend()
         foreign, stream, words = other.create_stream(0), subject.side_stream(), (repr(name), repr(other.name))
         event = verbs.Event()
         subject.error(DeviceMismatchError, lambda: event.record(foreign), *words)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from functools import partial
 from typing import Any
 
 import pytest
@@ -68,11 +69,12 @@ class IdentityLaws:
     def test_what_is_no_stream_is_refused(self, subject: Subject) -> None:
         """``StreamTypeError``, also a ``TypeError``, for an argument that is no stream or no event."""
         stream = subject.side_stream()
-        for wrong in ("cuda", object(), 1.5):
-            subject.error(StreamTypeError, lambda wrong=wrong: verbs.wrap(wrong))
-            subject.error(StreamTypeError, lambda wrong=wrong: verbs.set_stream(wrong))
-            subject.error(StreamTypeError, lambda wrong=wrong: stream.wait_event(wrong))
-            subject.error(StreamTypeError, lambda wrong=wrong: stream.wait_stream(wrong))
+        wrongs: tuple[Any, ...] = ("cuda", object(), 1.5)  # Any: what a type checker would refuse
+        for wrong in wrongs:
+            subject.error(StreamTypeError, partial(verbs.wrap, wrong))
+            subject.error(StreamTypeError, partial(verbs.set_stream, wrong))
+            subject.error(TypeError, partial(stream.wait_event, wrong))
+            subject.error(TypeError, partial(stream.wait_stream, wrong))
         subject.error(StreamTypeError, lambda: verbs.Event(stream), "device")
 
     def test_the_default_stream_is_one_and_no_side_stream(self, subject: Subject) -> None:
@@ -98,8 +100,9 @@ class IdentityLaws:
         if Capability.SIDE_STREAMS in subject.backend.capabilities(0):
             assert other not in named, "named_stream must give another stream for another purpose"
         assert named.pop() != verbs.default_stream(device), "named_stream must be no default stream"
-        for wrong in ("", None, 3):
-            subject.error(StreamTypeError, lambda wrong=wrong: verbs.named_stream(wrong, device))
+        unnamed: tuple[Any, ...] = ("", None, 3)  # Any: what a type checker would refuse
+        for wrong in unnamed:
+            subject.error(StreamTypeError, partial(verbs.named_stream, wrong, device))
 
     def test_a_stream_has_the_methods_of_torch(self, subject: Subject) -> None:
         """Whatever is handed out has torch's methods and attributes, and says its device."""

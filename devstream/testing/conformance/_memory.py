@@ -58,7 +58,7 @@ class MemoryLaws:
                 assert made.cpu().eq(2 * value).all(), "tensor.cpu() returned before the values were there"
 
     def test_the_backward_of_two_streams_gives_the_gradient(self, subject: Subject) -> None:
-        """d/dx of a product whose factors were made on two streams, with the forward's own waits only, is right."""
+        """d/dx of a product whose factors were made on two streams, with the forward's own waits, is right."""
         base, side = verbs.current_stream(), subject.side_stream()
         device = subject.device()
         for _ in range(3):
@@ -70,12 +70,12 @@ class MemoryLaws:
                 event.record()
             tripled = x * 3
             base.wait_event(event)
-            (doubled * tripled).sum().backward()
+            (doubled * tripled).sum().backward()  # type: ignore[no-untyped-call]
             assert x.grad is not None, "backward must reach the leaf"
             assert x.grad.cpu().eq(12.0).all(), "the gradient of 6 x^2 at 1 must be 12"
 
     def test_a_backward_through_a_side_stream_joins_the_leaf(self, subject: Subject) -> None:
-        """A gradient that is made on a side stream is there for the stream that called backward: 6.0 for 2 x * 3."""
+        """A gradient made on a side stream is there for the stream that called backward: 6.0 for 2 x * 3."""
         base, side = verbs.current_stream(), subject.side_stream()
         x = torch.ones(256, device=subject.device(), requires_grad=True)
         side.wait_stream(base)

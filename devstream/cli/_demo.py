@@ -1,0 +1,151 @@
+"""``python -m devstream demo``: check what was asked for, train, and show what was found."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from devstream import _files, _registry
+from devstream.abc import DeviceSpec
+from devstream.cli._output import progress, write_note, write_table
+from devstream.cli._usage import UsageError
+from devstream.cli._versions import versions
+from devstream.demo.result import CACHE_KIND, CACHE_SCHEMA, KIND, SCHEMA, Result
+from devstream.demo.sizes import SIZES
+from devstream.demo.table import as_table
+from devstream.exceptions import MissingExtraError
+from devstream.report.plot import check_available
+
+_DEFAULT_PICTURE = "devstream-demo.png"
+
+
+def add_parser(commands: Any) -> None:  # Any: argparse keeps the class of its sub-parsers' action private
+    """Add this command to *commands*."""
+    parser = commands.add_parser(
+        "demo",
+        help="train a small GPT with and without side streams and compare",
+        description="Trains a byte-level GPT on the source of Python's standard library, and measures what side "
+        "streams change. Exit code 0: trained; 1: it didn't train; 2: what was asked for can't be done.",
+    )
+    parser.add_argument("--device", help="for instance cpu or cuda:1 (default: the accelerator, else the CPU)")
+    parser.add_argument("--steps", type=int, help="training steps (default: the size's own)")
+    parser.add_argument("--size", choices=sorted(SIZES), default="small", help="of the model (default: small)")
+    parser.add_argument("--seed", type=int, default=0, help="of weights and batches (default: 0)")
+    parser.add_argument("--json", metavar="FILE", help="write the result as JSON; - is standard output")
+    parser.add_argument(
+        "--picture", metavar="FILE", help=f"where to draw the timeline, a PNG (default: {_DEFAULT_PICTURE})"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the demonstration; see the parser's description for the exit code."""
+    steps = SIZES[options.size].steps if options.steps is None else options.steps
+    if steps < 1:
+        raise UsageError(f"--steps {steps}: one step or more")
+    if not 0 <= options.seed < 1 << 32:
+        raise UsageError(f"--seed {options.seed}: a number from 0 to {(1 << 32) - 1}")
+    json_path = None if options.json in (None, "-") else _writable("--json", options.json)
+    picture, no_picture = _picture_path(options.picture)
+    spec = _device(options.device)
+
+    # The rest takes seconds to import and to read, so what can be wrong was found out before.
+    from devstream.demo.compare import Progress  # noqa: PLC0415
+    from devstream.demo.compare import run as compare  # noqa: PLC0415
+    from devstream.demo.data import read_library  # noqa: PLC0415
+    from devstream.report import write_picture  # noqa: PLC0415
+
+    try:
+        text = read_library()
+    except OSError as error:
+        raise UsageError(str(error)) from error
+    with progress() as bar:
+
+        def show(now: Progress) -> None:
+            loss = "" if now.loss is None else f", loss {now.loss:.2f}"
+            bar.show(f"{now.phase}{loss}", now.done, now.total)
+
+        result, spans = compare(
+            spec,
+            size=options.size,
+            steps=steps,
+            seed=options.seed,
+            text=text,
+            versions=versions(spec.runtime),
+            on_progress=show,
+        )
+    if picture is not None and spans:
+        title = f"{spec.name}: one segment with side streams"
+        write_picture(spans, picture, title=title)
+    elif picture is not None:
+        picture, no_picture = None, "No picture: this device keeps no time."
+    previous = _exchange_rate(result)
+    fields = {**result.as_json(), "picture": None if picture is None else str(picture)}
+    if json_path is not None:
+        _files.write_json(json_path, fields, kind=KIND, schema=SCHEMA)
+    if options.json == "-":
+        sys.stdout.write(_files.dump(fields, kind=KIND, schema=SCHEMA))
+    else:
+        _show(result, previous)
+        write_note(no_picture if picture is None else f"Timeline: {picture}")
+    if result.failure is not None:
+        sys.stderr.write(f"devstream demo: {result.failure}\n")
+        return 1
+    return 0
+
+
+def _show(result: Result, previous: float | None) -> None:
+    table = as_table(result, previous_tokens_per_s=previous)
+    write_table(table.heads, table.rows, title=table.title)
+    for note in table.notes:
+        write_note(note)
+
+
+def _device(device: str | None) -> DeviceSpec:
+    backend, index = _registry.resolve(device)
+    return backend.spec(backend.current_index() if index is None else index)
+
+
+def _picture_path(given: str | None) -> tuple[Path | None, str]:
+    """Return where the picture goes, or None and why there is none; only a picture asked for may be missed."""
+    if given is not None:
+        check_available()
+        if not given.endswith(".png"):
+            raise UsageError(f"--picture {given}: the picture is a PNG, so its name ends with .png")
+        return _writable("--picture", given), ""
+    try:
+        check_available()
+        return _writable("--picture", _DEFAULT_PICTURE), ""
+    except MissingExtraError as error:
+        return None, f"No picture: {error}."
+    except UsageError as error:
+        return None, f"No picture: {error}."
+
+
+def _writable(option: str, given: str) -> Path:
+    path = Path(given).absolute()
+    if path.is_dir():
+        raise UsageError(f"{option} {given}: is a folder; give a file's name")
+    if not path.parent.is_dir():
+        raise UsageError(f"{option} {given}: there is no folder {path.parent}")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise UsageError(f"{option} {given}: the folder {path.parent} isn't writable")
+    return path
+
+
+def _exchange_rate(result: Result) -> float | None:
+    """Keep this run's tokens/s for the next one, and return those of the run before; None: there was none."""
+    document = _files.read_cache(_cache(), kind=CACHE_KIND, schema=CACHE_SCHEMA) or {}
+    rates = document.get("tokens_per_s")
+    rates = rates if isinstance(rates, dict) else {}
+    previous = rates.get(result.cache_key)
+    fields = {"tokens_per_s": rates | {result.cache_key: result.columns[-1].median_tokens_per_s}}
+    _files.write_cache(_cache(), fields, kind=CACHE_KIND, schema=CACHE_SCHEMA)
+    return float(previous) if isinstance(previous, int | float) else None
+
+
+def _cache() -> Path:
+    return _files.cache_dir() / "demo.json"

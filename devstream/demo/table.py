@@ -1,0 +1,78 @@
+"""The table at the end: plain rows of text, drawn by whoever shows them."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+
+from devstream.demo.result import Column, Result
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A title, the heads of the columns, rows of as many cells, and notes below."""
+
+    title: str
+    heads: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    notes: tuple[str, ...] = ()
+
+
+def as_table(result: Result, *, previous_tokens_per_s: float | None = None) -> Table:
+    """Return the table of *result*.
+
+    Args:
+        result: a whole run.
+        previous_tokens_per_s: of the run before, with side streams, on the same device and size; None: none.
+    """
+    columns = result.columns
+    heads = ("", *(column.name for column in columns), "previous run")
+    empty = [""] * len(columns)
+    previous = "none yet" if previous_tokens_per_s is None else f"{previous_tokens_per_s:,.0f}"
+    rows = (
+        ("tokens/s", *(f"{column.median_tokens_per_s:,.0f}" for column in columns), previous),
+        ("  lowest to highest", *(_spread(column) for column in columns), ""),
+        ("  against the first, in turn", *(_ratio(column, columns[0]) for column in columns), ""),
+        ("copy time, ms", *(_number(column.copy_ms) for column in columns), ""),
+        ("copy time hidden", *(_share(column) for column in columns), ""),
+        ("same losses", *(_same(column) for column in columns), ""),
+        ("evaluation loss before", *empty[1:], f"{result.loss_before:.3f}", "nats a byte"),
+        ("evaluation loss after", *empty[1:], f"{result.loss_after:.3f}", "nats a byte"),
+    )
+    took = ", ".join(f"{name} {version}" for name, version in result.versions.items())
+    run = (
+        f"size {result.size}: {result.parameters:,} weights, {result.steps} steps, seed {result.seed}, "
+        f"{result.text_bytes / 1e6:.1f} MB of text; {result.training_s:.0f} s of training, "
+        f"{result.total_s:.0f} s in all"
+    )
+    how = (
+        "Compared: the same first steps from the same weights, in turn without and with side streams. Copy time, "
+        "and what was hidden of it under training and evaluation, are from the timestamps of both."
+    )
+    notes = (f"{result.device}: {result.device_name}", run, took, how)
+    return Table(f"devstream demo on {result.device}", heads, rows, notes)
+
+
+def _spread(column: Column) -> str:
+    return f"{min(column.tokens_per_s):,.0f} to {max(column.tokens_per_s):,.0f}"
+
+
+def _ratio(column: Column, first: Column) -> str:
+    if column is first:
+        return "1.00x"
+    # By pair: what else the machine does changes slowly, so it weighs on both segments of a pair.
+    ratios = [own / other for own, other in zip(column.tokens_per_s, first.tokens_per_s, strict=True)]
+    return f"{statistics.median(ratios):.2f}x ({min(ratios):.2f} to {max(ratios):.2f})"
+
+
+def _number(value: float | None) -> str:
+    return "not measured" if value is None else f"{value:.2f}"
+
+
+def _share(column: Column) -> str:
+    return "not measured" if column.hidden_share is None else f"{column.hidden_share:.0%}"
+
+
+def _same(column: Column) -> str:
+    difference = column.max_loss_difference
+    return "to the bit" if difference == 0.0 else f"within {difference:.1e}"
