@@ -296,10 +296,17 @@ def known(trace: Trace, stream: Any) -> Any:
     return stream
 
 
+@_rule("block")
+def block(trace: Trace, stream: Any) -> Any:
+    """Return a block of *stream*."""
+    _slot(trace, stream, "devstream.stream")
+    return trace.block(stream)
+
+
 @contextmanager
 def entered(stream: Any) -> Iterator[Any]:
     """Enter *stream*; a form of ``with`` that Dynamo traces, where a function that returns a stream is not."""
-    with stream:
+    with block(stream):
         yield stream
 
 
@@ -330,6 +337,7 @@ def refuse(trace: Trace, operation: Any) -> None:
 
 __all__ = [
     "bind",
+    "block",
     "current_stream",
     "default_stream",
     "device_type",

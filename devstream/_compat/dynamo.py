@@ -104,7 +104,7 @@ def _variables() -> dict[str, Any]:
         return _made_variables
     from torch._dynamo.guards import GuardBuilder
     from torch._dynamo.variables.base import VariableTracker
-    from torch._dynamo.variables.streams import StreamVariable
+    from torch._dynamo.variables.streams import StreamContextVariable, StreamVariable
 
     class TracedVariable(VariableTracker):  # type: ignore[misc]
         """A `Traced` that Dynamo met."""
@@ -130,6 +130,18 @@ def _variables() -> dict[str, Any]:
 
         def python_type(self) -> type:
             return type(self.value)
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.open_blocks: list[Any] = []
+
+        def enter(self, tx: Any, *args: Any) -> Any:
+            # One variable a block: torch's own can't be entered again before it is left.
+            self.open_blocks.append(StreamContextVariable.create(tx, self))
+            return self.open_blocks[-1].enter(tx, *args)
+
+        def exit(self, tx: Any, *args: Any) -> Any:
+            return self.open_blocks.pop().exit(tx, *args)
 
         def call_method(self, tx: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
             if name == "__init__":  # of a stream that our __new__ has made
@@ -225,6 +237,12 @@ class Trace:
             if device.type == device_type and index in (None, max(device.index or 0, 0)):
                 return stream
         return None
+
+    def block(self, stream: Any) -> Any:
+        """Return the variable of a block of the stream *stream*; each block has one of its own."""
+        from torch._dynamo.variables.streams import StreamContextVariable
+
+        return StreamContextVariable.create(self._tx, stream)
 
     def slot(self, variable: Any) -> int | None:
         """Return the place of a stream or native event in Dynamo's table; None for any other variable."""

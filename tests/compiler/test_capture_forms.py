@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -281,7 +280,10 @@ def test_objects_of_a_module_are_found():
 
 
 def test_an_event_made_inside_can_be_kept_on_an_object():
-    box = SimpleNamespace(done=None)
+    class Box:
+        done: Any = None
+
+    box = Box()
 
     def program(t):
         done = devstream.Event("cpu")
