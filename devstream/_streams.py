@@ -40,7 +40,7 @@ def stream(s: StreamArg | None) -> AbstractContextManager[Any]:  # Any: the stre
     if s is None:
         return nullcontext()
     if _is_tracing():
-        return _tracing.entered(s)
+        return _tracing.block(s)
     if not isinstance(s, Stream):
         backend, s = as_stream(s)
         if not isinstance(s, Stream):

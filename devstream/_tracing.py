@@ -15,8 +15,7 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NoReturn  # Any: Dynamo's variables, streams and events of every backend
 
@@ -303,13 +302,6 @@ def block(trace: Trace, stream: Any) -> Any:
     return trace.block(stream)
 
 
-@contextmanager
-def entered(stream: Any) -> Iterator[Any]:
-    """Enter *stream*; a form of ``with`` that Dynamo traces, where a function that returns a stream is not."""
-    with block(stream):
-        yield stream
-
-
 _REASONS = {
     "query": ("its answer would be baked into the compiled code", "Ask before or after the compiled function."),
     "set_stream": (
@@ -341,7 +333,6 @@ __all__ = [
     "current_stream",
     "default_stream",
     "device_type",
-    "entered",
     "known",
     "named_stream",
     "new_event",

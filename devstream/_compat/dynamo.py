@@ -15,6 +15,7 @@ start the frame anew.
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 from collections.abc import Callable
@@ -22,9 +23,11 @@ from typing import Any, NoReturn  # Any: Dynamo's variables are of private class
 
 import torch
 
+_log = logging.getLogger("devstream")
 _lock = threading.Lock()
 _installed = False
 _stream_classes: set[type] = set()
+_breaks_logged: set[tuple[str, int]] = set()
 
 
 class Traced:
@@ -54,7 +57,7 @@ def install() -> None:
     global _installed
     with _lock:
         if not _installed:
-            _register([Traced, *_stream_classes])
+            _register([Traced, *_stream_classes, *_native_event_classes()])
             _installed = True
 
 
@@ -85,7 +88,39 @@ def _register(types: list[type]) -> None:
     for trace_numpy in (True, False):
         table = VariableBuilder._type_dispatch_impl(trace_numpy)
         for cls in types:
-            table[cls] = _variables()["build_traced" if cls is Traced else "build_stream"]
+            table[cls] = _variables()[_builder_of(cls)]
+
+
+def _builder_of(cls: type) -> str:
+    if cls is Traced:
+        return "build_traced"
+    return "build_event" if issubclass(cls, torch.Event) else "build_stream"
+
+
+def _native_event_classes() -> list[type]:
+    """Return torch's classes of events, where torch refuses a record after an input was changed (2.13 and later)."""
+    from torch._dynamo.output_graph import OutputGraph
+
+    if not hasattr(OutputGraph, "check_event_record_after_input_mutation"):
+        return []
+    return [torch.Event, *torch.Event.__subclasses__()]
+
+
+def _watch(tx: Any, block: Any) -> None:
+    """Say once a line when the graph breaks inside *block*."""
+    from torch._dynamo.exc import Unsupported
+
+    place = (tx.f_code.co_filename, tx.lineno)
+
+    def given_up() -> None:
+        error = sys.exc_info()[1]
+        if block.left or tx.one_graph or not isinstance(error, Unsupported) or place in _breaks_logged:
+            return
+        _breaks_logged.add(place)
+        reason = str(error).partition("\n")[0]
+        _log.warning("%s:%d: the graph breaks in this stream block, so its function runs in eager: %s", *place, reason)
+
+    tx.output.add_cleanup_hook(given_up)
 
 
 _made_variables: dict[str, Any] = {}
@@ -98,13 +133,18 @@ def tell_slots(bind_op: Callable[[], Any]) -> None:
     _bind_op = bind_op
 
 
+_MUTATION_ADVICE = (
+    "Or record a devstream.Event: with backend=\"devstream\" the change is written back on its stream before the event."
+)
+
+
 def _variables() -> dict[str, Any]:
     """Return the builders of our two variables, whose base classes exist only once Dynamo is imported."""
     if _made_variables:
         return _made_variables
     from torch._dynamo.guards import GuardBuilder
     from torch._dynamo.variables.base import VariableTracker
-    from torch._dynamo.variables.streams import StreamContextVariable, StreamVariable
+    from torch._dynamo.variables.streams import EventVariable, StreamContextVariable, StreamVariable
 
     class TracedVariable(VariableTracker):  # type: ignore[misc]
         """A `Traced` that Dynamo met."""
@@ -125,19 +165,35 @@ def _variables() -> dict[str, Any]:
             result = self.value.rule(Trace(tx), *values, **named)
             return Trace(tx).constant(None) if result is None else result
 
+    class BlockVariable(StreamContextVariable):  # type: ignore[misc]
+        """One ``with`` block of a stream; its value is the stream, where torch's is None."""
+
+        def enter(self, tx: Any, *args: Any) -> Any:
+            super().enter(tx, *args)
+            # A graph break in here makes the whole frame run in eager: a graph of half a block has half its order.
+            tx.active_generic_context_managers.append(self)
+            self.left = False
+            _watch(tx, self)
+            return self.stream
+
+        def exit(self, tx: Any, *args: Any) -> Any:
+            self.left = True
+            tx.active_generic_context_managers.remove(self)
+            return super().exit(tx, *args)
+
     class OurStreamVariable(StreamVariable):  # type: ignore[misc]
         """A stream of ours: Python methods of its class are inlined."""
-
-        def python_type(self) -> type:
-            return type(self.value)
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             self.open_blocks: list[Any] = []
 
+        def python_type(self) -> type:
+            return type(self.value)
+
         def enter(self, tx: Any, *args: Any) -> Any:
             # One variable a block: torch's own can't be entered again before it is left.
-            self.open_blocks.append(StreamContextVariable.create(tx, self))
+            self.open_blocks.append(BlockVariable(self))
             return self.open_blocks[-1].enter(tx, *args)
 
         def exit(self, tx: Any, *args: Any) -> Any:
@@ -150,6 +206,21 @@ def _variables() -> dict[str, Any]:
             if hasattr(method, "__code__") and not name.startswith("__"):
                 return Trace(tx).inline(method, self, *args, **kwargs)
             return super().call_method(tx, name, args, kwargs)
+
+    class NativeEventVariable(EventVariable):  # type: ignore[misc]
+        """A native event; torch's own variable, with one more advice in an error."""
+
+        def call_method(self, tx: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
+            try:
+                return super().call_method(tx, name, args, kwargs)
+            except RuntimeError as error:
+                if type(error) is not RuntimeError or name != "record":
+                    raise
+                raise RuntimeError(f"{error}\n{_MUTATION_ADVICE}") from error
+
+    def build_event(builder: Any, value: torch.Event) -> Any:
+        builder.install_guards(GuardBuilder.TYPE_MATCH)
+        return Trace(builder.tx).register(NativeEventVariable, value, source=builder.source)
 
     def build_traced(builder: Any, value: Traced) -> Any:
         builder.install_guards(GuardBuilder.ID_MATCH)
@@ -165,7 +236,11 @@ def _variables() -> dict[str, Any]:
         return found
 
     _made_variables.update(
-        build_traced=build_traced, build_stream=build_stream, OurStreamVariable=OurStreamVariable
+        build_traced=build_traced,
+        build_stream=build_stream,
+        build_event=build_event,
+        OurStreamVariable=OurStreamVariable,
+        BlockVariable=BlockVariable,
     )
     return _made_variables
 
@@ -240,9 +315,7 @@ class Trace:
 
     def block(self, stream: Any) -> Any:
         """Return the variable of a block of the stream *stream*; each block has one of its own."""
-        from torch._dynamo.variables.streams import StreamContextVariable
-
-        return StreamContextVariable.create(self._tx, stream)
+        return _variables()["BlockVariable"](stream)
 
     def slot(self, variable: Any) -> int | None:
         """Return the place of a stream or native event in Dynamo's table; None for any other variable."""
