@@ -10,6 +10,7 @@ import torch
 from torch._dynamo import compiled_autograd as _compiled_autograd
 from torch._dynamo import graph_bytecode_inputs as _table
 from torch._dynamo.exc import Unsupported
+from torch._dynamo.source import SyntheticLocalSource
 
 #: What a node calls to read the object at its slot.
 get_object = _table.get_external_object_by_index
@@ -65,6 +66,11 @@ def drop(objects: Iterable[Any]) -> None:
                     continue
 
 
+def give_source(placeholder: torch.fx.Node) -> None:
+    """Give a new placeholder the source that AOT Autograd asks each for."""
+    placeholder._dynamo_source = SyntheticLocalSource(placeholder.name)  # type: ignore[attr-defined]
+
+
 def compiled_autograd_is_on() -> bool:
     """Say whether compiled autograd would replace the backward of what is compiled now."""
     return bool(
@@ -81,6 +87,7 @@ __all__ = [
     "compiled_autograd_is_on",
     "drop",
     "get_object",
+    "give_source",
     "is_event",
     "operator_name",
     "take",

@@ -193,7 +193,7 @@ class _Capture:
         found: set[int] = set()
         for subgraph in subgraphs:
             gone = []
-            for inner in _all_nodes(subgraph):
+            for inner in _every_node(subgraph):
                 name = name_of(inner)
                 if name:
                     if read(inner, name) is not None:
@@ -209,7 +209,7 @@ class _Capture:
         mark = Mark(stream, self.epochs[stream])
         _set_mark(node, mark)
         for subgraph in subgraphs:
-            for inner in _all_nodes(subgraph):
+            for inner in _every_node(subgraph):
                 _set_mark(inner, None if inner.op in _NO_COMPUTE else mark)
             subgraph.recompile()
 
@@ -246,6 +246,7 @@ class _Capture:
             with graph.inserting_after(last) if last is not None else graph.inserting_before(None):
                 last = graph.placeholder(f"handle_{made.name}")
             last.meta.update(made.meta)
+            dynamo_graph.give_source(last)
             _set_mark(last, None)
             inputs.append(f"event {self._event_of(made, line_of(made))}")
             made.replace_all_uses_with(last)
@@ -324,10 +325,6 @@ def _every_node(module: torch.fx.GraphModule) -> list[torch.fx.Node]:
     return found
 
 
-def _all_nodes(module: torch.fx.GraphModule) -> list[torch.fx.Node]:
-    return _every_node(module)
-
-
 def _set_mark(node: torch.fx.Node, mark: Mark | None) -> None:
     # A new dict each time: nodes that were made together share one.
     custom = {key: value for key, value in (node.meta.get("custom") or {}).items() if key != _TORCHS_MARK}
@@ -342,6 +339,10 @@ def _clone(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
     graph = torch.fx.Graph()
     copies: dict[torch.fx.Node, torch.fx.Node] = {}
     result = graph.graph_copy(module.graph, copies)
+    for old, new in copies.items():  # what Dynamo has written on a node beside its meta
+        for key, value in vars(old).items():
+            if key not in vars(new):
+                setattr(new, key, value)
     output = graph.output(result)
     output.meta = dict(module.graph.output_node().meta)
     inner = {
