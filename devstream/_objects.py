@@ -19,8 +19,9 @@ from typing import Any, ClassVar, NoReturn
 import torch
 from torch.compiler import is_dynamo_compiling as _is_tracing
 
-from devstream import _compat, _observe, _tracing
+from devstream import _compat, _handles, _observe, _tracing
 from devstream._compat import dynamo
+from devstream._mismatch import describe, same_device
 from devstream.abc import AnyBackend, Capability, StreamArg
 from devstream.exceptions import (
     DeviceMismatchError,
@@ -53,12 +54,6 @@ def bind(
     """Let the registry say which backend serves a device (*resolve*) and whose an object is (*owner*)."""
     global _resolve, _owner, _note_owner
     _resolve, _owner, _note_owner = resolve, owner, note_owner
-
-
-def describe(stream: object, backend: AnyBackend) -> str:
-    """Return the words for a stream in messages: its id and its device."""
-    index = backend.stream_index(stream)
-    return f"stream {getattr(stream, 'stream_id', '?')} on {backend.device_type}:{index}"
 
 
 # -- streams ---------------------------------------------------------------------------------------------
@@ -99,36 +94,24 @@ class Stream(torch.Stream):
         Ordering: adds an edge from the event's last record to all work issued here after this call. Doesn't
         block the host, except on the CPU where the work runs at once. Allowed during capture.
         """
-        if _is_tracing():
-            return _tracing.wait(event, self)
         wait(self, event, self._backend)
 
     def wait_stream(self, stream: Any) -> None:  # Any: whatever `devstream.wrap` takes
         """Make later work in this stream wait for all work issued to *stream* so far."""
-        if _is_tracing():
-            return _tracing.wait_stream(self, stream)
         if stream is None:
             raise StreamTypeError(operation="wait_stream", got=stream, expected="a stream")
         wait(self, record(None, stream), self._backend)
 
     def record_event(self, event: Any = None) -> Any:  # Any: see wait_event
         """Record *event*, or a new `Event`, at the end of the work issued so far, and return it."""
-        if _is_tracing():
-            event = Event(_tracing.device_type(self)) if event is None else event
-            _tracing.record(event, self)
-            return event
         return record(event, self, self._backend)
 
     def query(self) -> bool:
         """Say whether all work issued to this stream is done."""
-        if _is_tracing():
-            _tracing.refuse("Stream.query()")
         return self._backend.query_stream(self)
 
     def synchronize(self) -> None:
         """Block the host until all work issued to this stream is done."""
-        if _is_tracing():
-            return _tracing.synchronize(self)
         self._backend.synchronize_stream(self)
         if _observe.subscribers:
             _observe.publish(_observe.Synchronize(self))
@@ -143,12 +126,7 @@ class Stream(torch.Stream):
         """The vendor's handle (``cudaStream_t``, ``hipStream_t``), which is not `stream_id`."""
         return self._backend.native_handle(self)
 
-    @property
-    def handle(self) -> torch.Tensor:
-        """What compiled code knows this stream by: a 0-d tensor, made on the first use in compiled code."""
-        if self._handle is None:
-            self._handle = _tracing.new_handle(self)
-        return self._handle
+    handle = _handles.handle
 
     def __copy__(self) -> Stream:
         return self
@@ -341,7 +319,8 @@ class Event:
         Ordering: the source of an edge. Doesn't block the host. Allowed during capture.
         """
         if _is_tracing():
-            return _tracing.record(self, stream)
+            _tracing.record(self, stream)
+            return
         record(self, stream, self._backend)
 
     def wait(self, stream: StreamArg | None = None) -> None:
@@ -352,7 +331,8 @@ class Event:
         the same backend.
         """
         if _is_tracing():
-            return _tracing.wait(self, stream)
+            _tracing.wait(self, stream)
+            return
         wait(stream, self, self._backend)
 
     def query(self) -> bool:
@@ -367,7 +347,8 @@ class Event:
     def synchronize(self) -> None:
         """Block the host until the last record has happened; returns at once where there was none."""
         if _is_tracing():
-            return _tracing.synchronize(self)
+            _tracing.synchronize(self)
+            return
         self._backend.synchronize_event(self.native)
         self._unseen = False
         if _observe.subscribers:
@@ -418,21 +399,13 @@ class Event:
             _tracing.refuse("Event.recorded")
         return self._recorded
 
-    @property
-    def handle(self) -> torch.Tensor:
-        """What compiled code knows this event by: a 0-d tensor, made on the first use in compiled code."""
-        if self._handle is None:
-            self._handle = _tracing.new_handle(self)
-        return self._handle
+    handle = _handles.handle
 
     def __getattr__(self, name: str) -> Any:  # Any: each slot has a type of its own
-        # An event that compiled code made and returned has only its handle; this is its first use in eager.
-        if name not in _LATE_SLOTS:
+        # An event that compiled code made and returned has only its handle until its first use in eager.
+        if name not in Event.__slots__:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        made = _tracing.owner_of(self._handle)
-        for slot in _LATE_SLOTS:
-            setattr(self, slot, getattr(made, slot))
-        _tracing.rebind(self._handle, self)
+        _handles.fill(self)
         return getattr(self, name)
 
     @property
@@ -459,10 +432,6 @@ class Event:
         return f"<devstream.Event on {self.device}, {state}>"
 
 
-#: What a compiled function leaves out of an event that it makes.
-_LATE_SLOTS = frozenset(Event.__slots__) - {"__weakref__", "_cast_guard_1", "_cast_guard_2", "_handle"}
-
-
 # -- the two edges ---------------------------------------------------------------------------------------
 
 
@@ -478,7 +447,7 @@ def record(event: Any, stream: Any, backend: AnyBackend | None = None) -> Any:  
         event = Event._of(owner, index)
     if isinstance(event, Event):
         native = event.native
-        _same_device("record", event._backend, event._index, event, owner, index, stream)
+        same_device("record", event._backend, event._index, event, owner, index, stream)
         if strict_depth and event._unseen:
             warnings.warn(warning(EventOverwrittenWarning, event=event), stacklevel=3)
         if event._recorded and not owner.rerecord_overwrites:
@@ -488,7 +457,7 @@ def record(event: Any, stream: Any, backend: AnyBackend | None = None) -> Any:  
         event._index = index
     else:
         native = owner.adopt_event(event)
-        _same_device("record", owner, owner.event_index(native), event, owner, index, stream)
+        same_device("record", owner, owner.event_index(native), event, owner, index, stream)
         owner.record_event(native, stream)
     if _observe.subscribers:
         _observe.publish(_observe.Record(event, stream))
@@ -505,7 +474,7 @@ def wait(stream: Any, event: Any, backend: AnyBackend | None = None) -> None:  #
     if isinstance(event, Event):
         native, was_recorded = event.native, event._recorded
         if event._backend is not owner:
-            _same_device("wait", event._backend, None, event, owner, owner.stream_index(stream), stream)
+            same_device("wait", event._backend, None, event, owner, owner.stream_index(stream), stream)
         event._unseen = False
     else:
         native = owner.adopt_event(event)
@@ -515,37 +484,6 @@ def wait(stream: Any, event: Any, backend: AnyBackend | None = None) -> None:  #
     owner.wait_event(stream, native)
     if _observe.subscribers:
         _observe.publish(_observe.Wait(stream, event, was_recorded))
-
-
-def _same_device(  # noqa: PLR0917 - two triples, in the order of the sentence
-    operation: str,
-    event_backend: AnyBackend,
-    event_index: int | None,
-    event: object,
-    stream_backend: AnyBackend,
-    stream_index: int,
-    stream: object,
-) -> None:
-    if event_backend is stream_backend and event_index in (None, stream_index):
-        return
-    wanted = f"{stream_backend.device_type}:{stream_index}"
-    at = "" if event_index is None else f":{event_index}"
-    one_backend = event_backend is stream_backend
-    raise DeviceMismatchError(
-        operation=operation,
-        first=f"the event is on {event_backend.device_type}{at}{_of(event_backend, one_backend)}",
-        second=f"{describe(stream, stream_backend)}{_of(stream_backend, one_backend)}",
-        advice=(
-            f'make the event with devstream.Event("{wanted}")'
-            if operation == "record" and one_backend
-            else "only streams and events of one backend can wait for each other; synchronize the event instead"
-        ),
-    )
-
-
-def _of(backend: AnyBackend, one_backend: bool) -> str:
-    # Two backends may serve one device type, so the device alone doesn't tell them apart.
-    return "" if one_backend else f" (backend {backend.name!r})"
 
 
 def _wait_without_record(event: object) -> None:

@@ -13,7 +13,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 import torch
 from torch.compiler import is_dynamo_compiling as _is_tracing
 
-from devstream import _observe, _registry, _tracing
+from devstream import _handles, _observe, _registry, _tracing
 from devstream._objects import Event, Stream, as_stream, create_stream, make_stream
 from devstream.abc import AnyBackend, Capability, DeviceSpec, StreamArg
 from devstream.exceptions import DeviceMismatchError, RecordStreamWarning, StreamTypeError, warning
@@ -40,7 +40,7 @@ def stream(s: StreamArg | None) -> AbstractContextManager[Any]:  # Any: the stre
     if s is None:
         return nullcontext()
     if _is_tracing():
-        return _tracing.block(s)
+        return _tracing.block(s)  # type: ignore[no-any-return]
     if not isinstance(s, Stream):
         backend, s = as_stream(s)
         if not isinstance(s, Stream):
@@ -110,7 +110,8 @@ def default_stream(device: DeviceArg = None) -> Any:  # Any: a Stream, or a plug
 def synchronize(device: DeviceArg = None) -> None:
     """Block the host until all work of every stream of *device* is done."""
     if _is_tracing():
-        return _tracing.synchronize(device)
+        _tracing.synchronize(device)
+        return
     backend, index = _registry.resolve(device)
     index = backend.current_index() if index is None else index
     backend.synchronize_device(index)
@@ -185,7 +186,8 @@ def record_stream(tensor: torch.Tensor, s: StreamArg) -> None:
         UnsupportedError: the backend's allocator can't be told.
     """
     if _is_tracing():
-        return _tracing.record_stream(tensor, s)
+        _tracing.record_stream(tensor, s)
+        return
     if not isinstance(tensor, torch.Tensor):
         raise StreamTypeError(operation="record_stream", got=tensor, expected="a tensor")
     backend, own = as_stream(s)
@@ -282,7 +284,7 @@ def backend(device: DeviceArg = None, *, name: str | None = None) -> AnyBackend:
     return _registry.resolve(device)[0]
 
 
-_tracing.bind(sys.modules[__name__])
+_handles.bind(sys.modules[__name__])
 
 __all__ = [
     "Event",

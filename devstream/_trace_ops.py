@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from devstream import _compat, _tracing
+from devstream import _compat, _handles
 
 NAMESPACE = "devstream"
 
@@ -30,7 +30,7 @@ _SCHEMAS = {
     "record_stream": "(Tensor tensor, int slot) -> ()",
 }
 
-_library: torch.library.Library | None = None
+_library: Any = None  # Any: the methods of torch.library.Library are untyped
 _lock = threading.Lock()
 
 
@@ -43,8 +43,8 @@ def namespace() -> Any:  # Any: torch's class of operator namespaces is private
     return torch.ops.devstream
 
 
-def _define() -> torch.library.Library:
-    library = torch.library.Library(NAMESPACE, "DEF")
+def _define() -> Any:  # Any: see _library
+    library: Any = torch.library.Library(NAMESPACE, "DEF")  # type: ignore[no-untyped-call]
     for name, schema in _SCHEMAS.items():
         library.define(name + schema)
         library.impl(name, _RUN[name], "CompositeExplicitAutograd")
@@ -64,16 +64,14 @@ def _fake_event(*args: object) -> torch.Tensor:
 
 def make_event(device: str, timing: bool, blocking: bool, interprocess: bool) -> torch.Tensor:
     """Return the handle of a new event, which it keeps alive."""
-    event = _tracing._verbs.Event(
-        device, enable_timing=timing, blocking=blocking, interprocess=interprocess
-    )
-    return _tracing.new_handle(event, keep=True)
+    event = _handles.verbs.Event(device, enable_timing=timing, blocking=blocking, interprocess=interprocess)
+    return _handles.new_handle(event, keep=True)
 
 
 def give(call: str) -> Any:  # Any: a stream of any backend
     """Return the stream that a verb gives now, *call* being its name and arguments."""
     name, _, arguments = call.partition("(")
-    return getattr(_tracing._verbs, name)(*ast.literal_eval(f"({arguments[:-1]},)"))
+    return getattr(_handles.verbs, name)(*ast.literal_eval(f"({arguments[:-1]},)"))
 
 
 def _stream(slot: int) -> Any:  # Any: a stream of any backend
@@ -81,11 +79,11 @@ def _stream(slot: int) -> Any:  # Any: a stream of any backend
 
 
 def _record(event: torch.Tensor, slot: int) -> None:
-    _tracing.owner_of(event).record(_stream(slot))
+    _handles.owner_of(event).record(_stream(slot))
 
 
 def _wait(event: torch.Tensor, slot: int) -> None:
-    _tracing.owner_of(event).wait(_stream(slot))
+    _handles.owner_of(event).wait(_stream(slot))
 
 
 _RUN: dict[str, Callable[..., Any]] = {
@@ -94,11 +92,11 @@ _RUN: dict[str, Callable[..., Any]] = {
     "event": make_event,
     "record": _record,
     "wait": _wait,
-    "wait_stream": lambda slot, other: _tracing._verbs.wrap(_stream(slot)).wait_stream(_stream(other)),
-    "synchronize_event": lambda event: _tracing.owner_of(event).synchronize(),
+    "wait_stream": lambda slot, other: _handles.verbs.wrap(_stream(slot)).wait_stream(_stream(other)),
+    "synchronize_event": lambda event: _handles.owner_of(event).synchronize(),
     "synchronize_stream": lambda slot: _stream(slot).synchronize(),
-    "synchronize_device": lambda device: _tracing._verbs.synchronize(device),
-    "record_stream": lambda tensor, slot: _tracing._verbs.record_stream(tensor, _stream(slot)),
+    "synchronize_device": lambda device: _handles.verbs.synchronize(device),
+    "record_stream": lambda tensor, slot: _handles.verbs.record_stream(tensor, _stream(slot)),
 }
 
 __all__ = ["NAMESPACE", "give", "make_event", "namespace"]

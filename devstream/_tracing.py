@@ -12,76 +12,18 @@ break, after which the frame runs in eager.
 
 from __future__ import annotations
 
-import itertools
 import threading
 import weakref
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any, NoReturn  # Any: Dynamo's variables, streams and events of every backend
 
 import torch
 
-from devstream._compat.dynamo import Trace, Traced, tell_slots
+from devstream import _handles, _trace_ops
+from devstream._compat.dynamo import Trace, Traced, tell_slots, trace_methods
 from devstream.exceptions import DevstreamError
 
-# -- handles ---------------------------------------------------------------------------------------------
-
-_numbers = itertools.count(1)
-_owners: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-
-
-def new_handle(owner: Any, *, keep: bool = False) -> torch.Tensor:
-    """Return a new handle of *owner*, a stream or an event; with *keep* it keeps the owner alive."""
-    number = next(_numbers)
-    # A guard looks at a handle's kind, so all are alike, whatever mode is on where one is made.
-    with torch.inference_mode(False):
-        handle = torch.tensor(number, dtype=torch.int64, device="cpu")
-    _own(handle, owner, number, keep=keep)
-    return handle
-
-
-def _own(handle: torch.Tensor, owner: Any, number: int, *, keep: bool) -> None:
-    _owners[number] = owner
-    handle.devstream_owner = (lambda: owner) if keep else weakref.ref(owner)  # type: ignore[attr-defined]
-
-
-def owner_of(handle: torch.Tensor) -> Any:
-    """Return the stream or event that *handle* stands for.
-
-    Raises:
-        DevstreamError: it is gone.
-    """
-    ref = getattr(handle, "devstream_owner", None)
-    # Some wrappers of other compilers pass a new tensor object on, which has only the number.
-    owner = _owners.get(int(handle)) if ref is None else ref()
-    if owner is None:
-        raise DevstreamError(reason="a stream or event that compiled code uses is gone")
-    return owner
-
-
-def rebind(handle: torch.Tensor, owner: Any) -> None:
-    """Let *handle* stand for *owner* from now on, without keeping it alive."""
-    _own(handle, owner, int(handle), keep=False)
-
-
-# -- what the rules need of the modules above ---------------------------------------------------------------
-
-_verbs: ModuleType
-
-
-def bind(verbs: ModuleType) -> None:
-    """Let the rules call the verbs, which lie above this module."""
-    global _verbs
-    _verbs = verbs
-
-
-def _ops() -> Any:
-    from devstream import _trace_ops
-
-    return _trace_ops.namespace()
-
-
-tell_slots(lambda: _ops().bind.default)
+tell_slots(lambda: _trace_ops.namespace().bind.default)
 
 # -- rules -----------------------------------------------------------------------------------------------
 
@@ -95,7 +37,7 @@ def _rule(name: str) -> Callable[[Callable[..., Any]], Traced]:
 
 
 def _is_event(trace: Trace, variable: Any) -> bool:
-    return issubclass(trace.kind(variable), _verbs.Event)
+    return issubclass(trace.kind(variable), _handles.verbs.Event)
 
 
 def _handle_of(self: Any) -> Any:
@@ -150,17 +92,17 @@ def _looked_up(trace: Trace, function: str, *arguments: Any) -> Any:
     key = (function, *arguments)
     if key not in known:
         try:
-            value = getattr(_verbs, function)(*arguments)
+            value = getattr(_handles.verbs, function)(*arguments)
         except (DevstreamError, ValueError) as error:
             trace.refuse(f"devstream.{function}", str(error), "Correct the call.")
-        known[key] = trace.made_stream(value, _verbs.__name__, function, *arguments)
+        known[key] = trace.made_stream(value, _handles.verbs.__name__, function, *arguments)
         _declare(trace, known[key], function, *arguments)
     return known[key]
 
 
 def _declare(trace: Trace, variable: Any, function: str, *arguments: Any) -> None:
     words = [repr(argument) for argument in arguments]
-    trace.emit(_ops().give.default, trace.slot(variable), f"{function}({', '.join(words)})")
+    trace.emit(_trace_ops.namespace().give.default, trace.slot(variable), f"{function}({', '.join(words)})")
 
 
 @_rule("current_stream")
@@ -170,7 +112,7 @@ def current_stream(trace: Trace, device: Any) -> Any:
 
 
 def _current(trace: Trace, device: Any) -> Any:
-    backend, index = _verbs._registry.resolve(device)
+    backend, index = _handles.verbs._registry.resolve(device)
     entered = trace.entered(backend.device_type, index)
     return _looked_up(trace, "current_stream", device) if entered is None else entered
 
@@ -193,10 +135,10 @@ def new_stream(trace: Trace, device: Any, priority: Any) -> Any:
     """Return a stream that is made anew at each call."""
     arguments = [_constant(trace, one, "devstream.Stream") for one in (device, priority)]
     try:
-        value = _verbs.create_stream(*arguments)
+        value = _handles.verbs.create_stream(*arguments)
     except (DevstreamError, ValueError) as error:
         trace.refuse("devstream.Stream", str(error), "Correct the call.")
-    made = trace.made_stream(value, _verbs.__name__, "create_stream", *arguments)
+    made = trace.made_stream(value, _handles.verbs.__name__, "create_stream", *arguments)
     _declare(trace, made, "create_stream", *arguments)
     return made
 
@@ -206,7 +148,7 @@ def new_event(trace: Trace, device: Any, *options: Any) -> Any:
     """Return the handle of an event that is made anew at each call."""
     arguments = [_constant(trace, one, "devstream.Event") for one in (device, *options)]
     try:  # an example, whose errors are those of the call
-        example = _verbs.Event(
+        example = _handles.verbs.Event(
             arguments[0], enable_timing=arguments[1], blocking=arguments[2], interprocess=arguments[3]
         )
     except (DevstreamError, ValueError) as error:
@@ -214,7 +156,7 @@ def new_event(trace: Trace, device: Any, *options: Any) -> Any:
     where = arguments[0]
     if not isinstance(where, str):
         where = str(example.device)
-    return trace.emit(_ops().event.default, where, *arguments[1:])
+    return trace.emit(_trace_ops.namespace().event.default, where, *arguments[1:])
 
 
 @_rule("device_type")
@@ -236,7 +178,7 @@ def wait(trace: Trace, event: Any, stream: Any) -> None:
 
 
 def _order(trace: Trace, event: Any, stream: Any, operation: str) -> Any:
-    ops = _ops()
+    ops = _trace_ops.namespace()
     if _is_event(trace, event):
         if trace.is_none(stream):
             stream = _current(trace, _device_of(event))
@@ -255,37 +197,39 @@ def _order(trace: Trace, event: Any, stream: Any, operation: str) -> Any:
 def _device_of(event: Any) -> Any:
     """Return the device type of an event of ours; None, the default, where it is made in the graph."""
     value = getattr(event, "value", None)
-    return value.device.type if isinstance(value, _verbs.Event) and event.source is not None else None
+    return value.device.type if isinstance(value, _handles.verbs.Event) and event.source is not None else None
 
 
 @_rule("wait_stream")
 def wait_stream(trace: Trace, stream: Any, other: Any) -> Any:
     """Let *stream* wait for all work issued to *other* so far."""
     slots = [_slot(trace, one, "wait_stream") for one in (stream, other)]
-    return trace.emit(_ops().wait_stream.default, *slots)
+    return trace.emit(_trace_ops.namespace().wait_stream.default, *slots)
 
 
 @_rule("synchronize")
 def synchronize(trace: Trace, target: Any) -> Any:
     """Block the host at this place of the graph until *target* is done: a stream, an event, or a device."""
     if _is_event(trace, target):
-        return trace.emit(_ops().synchronize_event.default, _event_handle(trace, target))
+        return trace.emit(_trace_ops.namespace().synchronize_event.default, _event_handle(trace, target))
     slot = trace.slot(target)
     if slot is not None:
-        return trace.emit(_ops().synchronize_stream.default, slot)
+        return trace.emit(_trace_ops.namespace().synchronize_stream.default, slot)
     device = _constant(trace, target, "devstream.synchronize")
     try:
-        backend, index = _verbs._registry.resolve(device)
+        backend, index = _handles.verbs._registry.resolve(device)
     except DevstreamError as error:
         trace.refuse("devstream.synchronize", str(error), "Correct the call.")
     name = backend.device_type if index is None else f"{backend.device_type}:{index}"
-    return trace.emit(_ops().synchronize_device.default, name)
+    return trace.emit(_trace_ops.namespace().synchronize_device.default, name)
 
 
 @_rule("record_stream")
 def record_stream(trace: Trace, tensor: Any, stream: Any) -> Any:
     """Tell the allocator at this place of the graph that *stream* uses *tensor*."""
-    return trace.emit(_ops().record_stream.default, tensor, _slot(trace, stream, "devstream.record_stream"))
+    return trace.emit(
+        _trace_ops.namespace().record_stream.default, tensor, _slot(trace, stream, "devstream.record_stream")
+    )
 
 
 @_rule("known")
@@ -301,6 +245,44 @@ def block(trace: Trace, stream: Any) -> Any:
     _slot(trace, stream, "devstream.stream")
     return trace.block(stream)
 
+
+# -- methods of streams: Dynamo inlines these in place of those of the class -------------------------------------
+
+
+def _wait_event(self: Any, event: Any) -> None:
+    wait(event, self)
+
+
+def _record_event(self: Any, event: Any = None) -> Any:
+    if event is None:
+        event = _handles.verbs.Event(device_type(self))
+    record(event, self)
+    return event
+
+
+def _query(self: Any) -> None:
+    refuse("Stream.query()")
+
+
+def _synchronize(self: Any) -> None:
+    synchronize(self)
+
+
+def _wait_stream(self: Any, stream: Any) -> None:
+    wait_stream(self, stream)
+
+
+trace_methods(
+    {
+        "wait_event": _wait_event,
+        "wait_stream": _wait_stream,
+        "record_event": _record_event,
+        "query": _query,
+        "synchronize": _synchronize,
+    }
+)
+
+# -- what is refused -------------------------------------------------------------------------------------
 
 _REASONS = {
     "query": ("its answer would be baked into the compiled code", "Ask before or after the compiled function."),
@@ -328,18 +310,13 @@ def refuse(trace: Trace, operation: Any) -> None:
 
 
 __all__ = [
-    "bind",
     "block",
     "current_stream",
     "default_stream",
-    "device_type",
     "known",
     "named_stream",
     "new_event",
-    "new_handle",
     "new_stream",
-    "owner_of",
-    "rebind",
     "record",
     "record_stream",
     "refuse",

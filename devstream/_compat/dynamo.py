@@ -5,7 +5,7 @@ module adds two types of ours to that table (`install`), and nothing else of Dyn
 
 - `Traced`, a function with two meanings: its ``eager`` one, and a ``rule`` that acts on a `Trace`;
 - our stream classes. Dynamo takes each subclass of ``torch.Stream`` for a native stream and replaces its methods by
-  its own, which know native events only; our variable inlines our methods instead.
+  its own, which know native events only; our variable inlines functions of ours instead (`trace_methods`).
 
 [Note: When the rules are installed]
 Importing Dynamo takes a second, so ``import devstream`` doesn't. A `Traced` that is met before the rules are
@@ -118,7 +118,9 @@ def _watch(tx: Any, block: Any) -> None:
             return
         _breaks_logged.add(place)
         reason = str(error).partition("\n")[0]
-        _log.warning("%s:%d: the graph breaks in this stream block, so its function runs in eager: %s", *place, reason)
+        _log.warning(
+            "%s:%d: the graph breaks in this stream block, so its function runs in eager: %s", *place, reason
+        )
 
     tx.output.add_cleanup_hook(given_up)
 
@@ -127,15 +129,21 @@ _made_variables: dict[str, Any] = {}
 _bind_op: Callable[[], Any]
 
 
+_stream_methods: dict[str, Callable[..., Any]] = {}
+
+
+def trace_methods(methods: dict[str, Callable[..., Any]]) -> None:
+    """Let Dynamo inline these functions for the methods of our streams."""
+    _stream_methods.update(methods)
+
+
 def tell_slots(bind_op: Callable[[], Any]) -> None:
     """Let the variable of a stream put this operator, with the stream's handle and slot, into the graph."""
     global _bind_op
     _bind_op = bind_op
 
 
-_MUTATION_ADVICE = (
-    "Or record a devstream.Event: with backend=\"devstream\" the change is written back on its stream before the event."
-)
+_MUTATION_ADVICE = 'Or record a devstream.Event: with backend="devstream" the change is written back on its stream before the event.'
 
 
 def _variables() -> dict[str, Any]:
@@ -146,7 +154,7 @@ def _variables() -> dict[str, Any]:
     from torch._dynamo.variables.base import VariableTracker
     from torch._dynamo.variables.streams import EventVariable, StreamContextVariable, StreamVariable
 
-    class TracedVariable(VariableTracker):  # type: ignore[misc]
+    class TracedVariable(VariableTracker):
         """A `Traced` that Dynamo met."""
 
         def __init__(self, value: Traced, **kwargs: Any) -> None:
@@ -165,7 +173,7 @@ def _variables() -> dict[str, Any]:
             result = self.value.rule(Trace(tx), *values, **named)
             return Trace(tx).constant(None) if result is None else result
 
-    class BlockVariable(StreamContextVariable):  # type: ignore[misc]
+    class BlockVariable(StreamContextVariable):
         """One ``with`` block of a stream; its value is the stream, where torch's is None."""
 
         def enter(self, tx: Any, *args: Any) -> Any:
@@ -181,8 +189,8 @@ def _variables() -> dict[str, Any]:
             tx.active_generic_context_managers.remove(self)
             return super().exit(tx, *args)
 
-    class OurStreamVariable(StreamVariable):  # type: ignore[misc]
-        """A stream of ours: Python methods of its class are inlined."""
+    class OurStreamVariable(StreamVariable):
+        """A stream of ours, whose methods are functions of ours."""
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
@@ -202,12 +210,12 @@ def _variables() -> dict[str, Any]:
         def call_method(self, tx: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
             if name == "__init__":  # of a stream that our __new__ has made
                 return Trace(tx).constant(None)
-            method = getattr(type(self.value), name, None)
-            if hasattr(method, "__code__") and not name.startswith("__"):
+            method = _stream_methods.get(name)
+            if method is not None:
                 return Trace(tx).inline(method, self, *args, **kwargs)
             return super().call_method(tx, name, args, kwargs)
 
-    class NativeEventVariable(EventVariable):  # type: ignore[misc]
+    class NativeEventVariable(EventVariable):
         """A native event; torch's own variable, with one more advice in an error."""
 
         def call_method(self, tx: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -295,7 +303,7 @@ class Trace:
         value = getattr(variable.value, name)
         return VariableBuilder(self._tx, AttrSource(variable.source, name))(value)
 
-    def inline(self, function: Callable[..., Any], *variables: Any, **named: Any) -> Any:
+    def inline(self, function: Any, *variables: Any, **named: Any) -> Any:
         """Trace a call of *function*."""
         from torch._dynamo.variables.functions import UserFunctionVariable
 
@@ -344,9 +352,7 @@ class Trace:
         from torch._dynamo.bytecode_transformation import create_call_function
 
         def construct(index: int, codegen: Any) -> None:
-            codegen.add_push_null(
-                lambda: codegen.load_import_from(table.__name__, "stash_graph_created_object")
-            )
+            codegen.add_push_null(lambda: codegen.load_import_from(table.__name__, "stash_graph_created_object"))
             codegen.add_push_null(lambda: codegen.load_import_from(module, function))
             for argument in arguments:
                 codegen.append_output(codegen.create_load_const(argument))
@@ -368,4 +374,4 @@ class Trace:
         raise AssertionError(operation)  # unimplemented raises
 
 
-__all__ = ["Trace", "Traced", "add_stream_class", "install", "is_loaded", "tell_slots"]
+__all__ = ["Trace", "Traced", "add_stream_class", "install", "is_loaded", "tell_slots", "trace_methods"]

@@ -38,7 +38,7 @@ def operator_name(node: torch.fx.Node) -> str:
     """Return the name of the higher-order operator that *node* calls, empty for any other node."""
     if node.op != "call_function" or not isinstance(node.target, torch._ops.HigherOrderOperator):
         return ""
-    return node.target.name() if callable(node.target.name) else str(node.target.name)
+    return str(node.target.name())  # type: ignore[no-untyped-call]
 
 
 def take(slots: Iterable[int]) -> list[Any]:
@@ -68,7 +68,7 @@ def drop(objects: Iterable[Any]) -> None:
 
 def give_source(placeholder: torch.fx.Node) -> None:
     """Give a new placeholder the source that AOT Autograd asks each for."""
-    placeholder._dynamo_source = SyntheticLocalSource(placeholder.name)  # type: ignore[attr-defined]
+    placeholder._dynamo_source = SyntheticLocalSource(placeholder.name)
 
 
 def compiled_autograd_is_on() -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-import devstream._compat.dynamo_graph as dynamo_graph
+from devstream._compat import dynamo_graph
 from devstream.compiler._captured import (
     AMBIENT,
     MARK,
@@ -158,10 +158,13 @@ class _Capture:
         made = self.made.get(id(node)) or self.made_by_value.get(value)
         if made is None and name_of(node) == "devstream.event":
             raise unsupported(
-                "devstream.Event() inside checkpoint or autograd.Function", node, "a place for it", "make it before"
+                "devstream.Event() inside checkpoint or autograd.Function",
+                node,
+                "a place for it",
+                "make it before",
             )
         if made is not None:
-            return self._event_number(("made", id(made)), EventSource(make=made.args, line=line_of(made)))  # type: ignore[arg-type]
+            return self._event_number(("made", id(made)), EventSource(make=made.args, line=line_of(made)))
         argument = self.names.arguments.get(value)
         if argument is None:
             raise unsupported("an event whose origin is unknown", node, "a way to find it at each call")
@@ -219,8 +222,9 @@ class _Capture:
         graph = self.module.graph
         output = graph.output_node()
         outputs: list[int | str] = []
-        kept = []
-        for value in output.args[0]:
+        kept: list[Any] = []
+        results: Any = output.args[0]
+        for value in results:
             if isinstance(value, torch.fx.Node) and id(value) in self.made:
                 outputs.append(f"event {self._event_of(value, line_of(value))}")
             else:
@@ -277,6 +281,8 @@ class _Names:
     def _look(self, node: torch.fx.Node) -> None:
         name = name_of(node)
         if name == "devstream.bind":
+            handle: Any
+            slot: Any
             handle, slot = node.args
             assert isinstance(handle, torch.fx.Node)
             argument = self.arguments.get(id(handle.meta.get("example_value")))
@@ -285,13 +291,13 @@ class _Names:
             self._name(slot, StreamSource(slot, argument=argument, line=line_of(node)))
         elif name == "devstream.give":
             slot, call = node.args
-            self._name(slot, StreamSource(slot, call=str(call), line=line_of(node)))  # type: ignore[arg-type]
+            self._name(slot, StreamSource(slot, call=str(call), line=line_of(node)))
         elif name == "object" and not dynamo_graph.is_event(node):
-            slot = node.args[0]
+            place: Any = node.args[0]
             following = node.next
             # Ours say right after what they are.
-            if name_of(following) not in ("devstream.bind", "devstream.give") or slot not in following.args:
-                self._name(slot, StreamSource(slot, line=line_of(node)))  # type: ignore[arg-type]
+            if name_of(following) not in ("devstream.bind", "devstream.give") or place not in following.args:
+                self._name(place, StreamSource(place, line=line_of(node)))
 
     def _name(self, slot: Any, source: StreamSource) -> None:  # Any: an argument of a node
         if slot not in self.index:
@@ -345,9 +351,7 @@ def _clone(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
                 setattr(new, key, value)
     output = graph.output(result)
     output.meta = dict(module.graph.output_node().meta)
-    inner = {
-        name: _clone(sub) for name, sub in module.named_children() if isinstance(sub, torch.fx.GraphModule)
-    }
+    inner = {name: _clone(sub) for name, sub in module.named_children() if isinstance(sub, torch.fx.GraphModule)}
     root = torch.nn.Module()
     root.__dict__.update({key: value for key, value in module.__dict__.items() if key not in _OWN})
     root._modules = {**module._modules, **inner}

@@ -90,6 +90,7 @@ class _Interpreter(torch.fx.Interpreter):
         elif one.kind == "synchronize_stream":
             stream.synchronize()
         elif one.kind == "synchronize_event":
+            assert event is not None
             event.synchronize()
         elif one.kind == "synchronize_device":
             _streams.synchronize(one.device)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-import devstream._compat.dynamo_graph as dynamo_graph
+from devstream._compat import dynamo_graph
 from devstream._trace_ops import NAMESPACE
 from devstream.compiler._captured import Kind
 from devstream.exceptions import UnsupportedError

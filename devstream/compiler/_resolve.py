@@ -15,8 +15,8 @@ from typing import Any  # Any: streams and events of every backend
 
 import torch
 
-import devstream._compat.dynamo_graph as dynamo_graph
-from devstream import _registry, _trace_ops, _tracing
+from devstream import _handles, _registry, _trace_ops
+from devstream._compat import dynamo_graph
 from devstream._objects import as_stream
 from devstream.compiler._captured import AMBIENT, Captured, EventSource, StreamSource
 
@@ -61,7 +61,7 @@ class Resolver:
         dropped = []
         for source in self._streams:
             if source.argument is not None:
-                found.append(_tracing.owner_of(arguments[source.argument]))
+                found.append(_handles.owner_of(arguments[source.argument]))
                 continue
             item = next(tabled)
             if source.call is not None:
@@ -100,10 +100,10 @@ def resolve(captured: Captured, streams: Sequence[Any], natives: Sequence[Any], 
     for source in captured.events:
         handle = None
         if source.argument is not None:
-            events.append(_tracing.owner_of(arguments[source.argument]))
+            events.append(_handles.owner_of(arguments[source.argument]))
         elif source.make is not None:
             handle = _trace_ops.make_event(*source.make)
-            events.append(_tracing.owner_of(handle))
+            events.append(_handles.owner_of(handle))
         else:
             events.append(next(remaining))
         handles.append(handle)

@@ -10,7 +10,7 @@ import torch
 from torch._dynamo import graph_bytecode_inputs
 
 import devstream
-from devstream import _tracing, compiler
+from devstream import _handles, compiler
 
 
 def test_two_threads_with_two_functions_find_their_own():
@@ -46,7 +46,7 @@ def test_two_threads_with_two_functions_find_their_own():
                 seen.clear()
                 try:
                     function(torch.ones(1), side, done)
-                except Exception as error:  # noqa: BLE001 - a thread must tell what it met
+                except Exception as error:
                     failed.append(error)
                     return
                 if [(n.event, n.stream) for n in seen] != [(done, side)]:
@@ -83,7 +83,7 @@ def test_calls_leave_nothing_behind():
         gc.collect()
         return (
             len(graph_bytecode_inputs.keep_alive),
-            len(_tracing._owners),
+            len(_handles._owners),
             sum(type(one) is devstream.Event for one in gc.get_objects()),
             sum(issubclass(type(one), torch.Stream) for one in gc.get_objects()),
         )

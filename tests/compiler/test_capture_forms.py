@@ -392,7 +392,9 @@ def test_a_returned_event_can_be_passed_in_again():
 
 def test_marks_name_streams_and_epochs():
     captured = agree(record_and_wait, (x(),)).captured[0]
-    marks = [devstream.compiler.mark_of(node) for node in captured.module.graph.nodes if node.op == "call_function"]
+    marks = [
+        devstream.compiler.mark_of(node) for node in captured.module.graph.nodes if node.op == "call_function"
+    ]
     assert marks == [(1, 0), (2, 1)]
     record, wait = captured.operations
     assert (record.kind, record.stream, record.ends) == ("record", 1, ((1, 0),))

@@ -141,5 +141,8 @@ def test_our_event_after_a_changed_input_comes_after_the_change():
 
 
 def test_compiled_autograd_is_refused():
-    with torch._dynamo.config.patch(compiled_autograd=True), pytest.raises(UnsupportedError, match="compiled autograd"):
+    with (
+        torch._dynamo.config.patch(compiled_autograd=True),
+        pytest.raises(UnsupportedError, match="compiled autograd"),
+    ):
         compiler.capture(torch.fx.symbolic_trace(lambda t: t + 1))

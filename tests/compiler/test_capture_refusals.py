@@ -41,7 +41,9 @@ REFUSED = {
 @pytest.mark.parametrize("operation", REFUSED)
 def test_refusal_names_the_operation_and_the_advice(operation):
     torch.compiler.reset()
-    with pytest.raises(torch._dynamo.exc.Unsupported, match=rf"devstream: {operation}.* can't be traced") as caught:
+    with pytest.raises(
+        torch._dynamo.exc.Unsupported, match=rf"devstream: {operation}.* can't be traced"
+    ) as caught:
         torch.compile(REFUSED[operation], backend=compiler.interpret, fullgraph=True)(torch.ones(2))
     assert "Hint: " in str(caught.value)
     assert "test_capture_refusals.py" in str(caught.value)

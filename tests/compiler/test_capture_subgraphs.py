@@ -125,7 +125,9 @@ def test_marks_reach_the_backward_through_aot_autograd():
         one = compiler.capture(graph)
         kept = [inputs[i] for i in one.inputs]
         run = aot_autograd(
-            fw_compiler=keep("forward"), bw_compiler=keep("backward"), partition_fn=min_cut_rematerialization_partition
+            fw_compiler=keep("forward"),
+            bw_compiler=keep("backward"),
+            partition_fn=min_cut_rematerialization_partition,
         )(one.module, kept)
         return lambda *arguments: run(*[arguments[i] for i in one.inputs])
 
