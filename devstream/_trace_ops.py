@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from devstream import _compat, _handles
+from devstream import _handles
 
 NAMESPACE = "devstream"
 
@@ -75,7 +75,9 @@ def give(call: str) -> Any:  # Any: a stream of any backend
 
 
 def _stream(slot: int) -> Any:  # Any: a stream of any backend
-    return _compat.traced_object(slot)
+    from devstream._compat.dynamo_graph import get_object  # noqa: PLC0415 - it is loaded where this code runs
+
+    return get_object(slot)
 
 
 def _record(event: torch.Tensor, slot: int) -> None:

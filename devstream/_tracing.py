@@ -15,15 +15,16 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any, NoReturn  # Any: Dynamo's variables, streams and events of every backend
+from typing import TYPE_CHECKING, Any, NoReturn  # Any: Dynamo's variables, streams and events of every backend
 
 import torch
 
 from devstream import _handles, _trace_ops
-from devstream._compat.dynamo import Trace, Traced, tell_slots, trace_methods
+from devstream._compat.dynamo import Traced, tell
 from devstream.exceptions import DevstreamError
 
-tell_slots(lambda: _trace_ops.namespace().bind.default)
+if TYPE_CHECKING:
+    from devstream._compat.dynamo_variables import Trace
 
 # -- rules -----------------------------------------------------------------------------------------------
 
@@ -272,14 +273,15 @@ def _wait_stream(self: Any, stream: Any) -> None:
     wait_stream(self, stream)
 
 
-trace_methods(
+tell(
     {
         "wait_event": _wait_event,
         "wait_stream": _wait_stream,
         "record_event": _record_event,
         "query": _query,
         "synchronize": _synchronize,
-    }
+    },
+    lambda: _trace_ops.namespace().bind.default,
 )
 
 # -- what is refused -------------------------------------------------------------------------------------

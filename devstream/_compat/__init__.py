@@ -5,7 +5,7 @@ Each flag answers a question by name and says which release makes it needless; c
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -46,20 +46,12 @@ def event_was_recorded(event: torch.Event) -> bool:
     return int(event.event_id) != 0
 
 
-def traced_object(slot: int) -> Any:  # Any: a stream or event of any class
-    """Return what stands at *slot* of Dynamo's table; only code that a compiled function runs may ask."""
-    from torch._dynamo.graph_bytecode_inputs import get_external_object_by_index
-
-    return get_external_object_by_index(slot)
-
-
 __all__ = [
     "HAS_STREAM_IS_CAPTURING",
     "TorchDispatchMode",
     "cpu_stream_type",
     "default_accelerator_type",
     "event_was_recorded",
-    "traced_object",
     "tree_leaves",
 ]
 
