@@ -1,7 +1,7 @@
 """Handles: the 0-d CPU tensors by which compiled code knows streams and events.
 
-A tensor can be an argument, a result and a constant of any graph, and one compiled function takes every tensor of a
-kind; so one compiled function serves every event. A handle is made on the first use in compiled code, never in eager.
+A tensor can be an argument and a result of any graph, and one compiled function takes every tensor of a kind;
+so one compiled function serves every event. A handle is made on the first use in compiled code, never in eager.
 """
 
 from __future__ import annotations

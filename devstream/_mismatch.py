@@ -23,9 +23,8 @@ def same_device(  # noqa: PLR0917 - two triples, in the order of the sentence
 ) -> None:
     """Raise `DeviceMismatchError` where an event can't be recorded or waited for on a stream.
 
-    Args:
-        operation: ``"record"`` or ``"wait"``.
-        event_index: the device that the event is bound to; None where any will do.
+    *operation* is ``"record"`` or ``"wait"``. *event_index* is the device that the event is bound to, None where
+    any will do.
     """
     if event_backend is stream_backend and event_index in (None, stream_index):
         return

@@ -97,7 +97,7 @@ _RUN: dict[str, Callable[..., Any]] = {
     "wait_stream": lambda slot, other: _handles.verbs.wrap(_stream(slot)).wait_stream(_stream(other)),
     "synchronize_event": lambda event: _handles.owner_of(event).synchronize(),
     "synchronize_stream": lambda slot: _stream(slot).synchronize(),
-    "synchronize_device": lambda device: _handles.verbs.synchronize(device),
+    "synchronize_device": lambda device: _handles.verbs.synchronize(device),  # noqa: PLW0108 - bound late
     "record_stream": lambda tensor, slot: _handles.verbs.record_stream(tensor, _stream(slot)),
 }
 

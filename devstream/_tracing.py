@@ -1,10 +1,9 @@
 """What the verbs mean while ``torch.compile`` traces: each puts one call of an operator of ours into the graph.
 
-The graph holds no stream and no event, only numbers. A stream is its *slot*, a place in Dynamo's table of objects that
-is filled anew at each call. An event of ours is its *handle*, a 0-d CPU tensor that the event makes on first
-use in compiled code, so that one compiled function serves every event and each thread its own. A stream of ours has a
-handle too, which tells whose slot it is without that table. `devstream.compiler` reads the operators out
-of the graph again; under any other compiler they run as they are.
+The graph holds no stream and no event, only numbers. A stream is its *slot*, a place in Dynamo's table of objects
+that is filled anew at each call. An event of ours is its *handle* (see `devstream._handles`). A stream of ours has
+a handle too, which tells whose slot it is without that table. `devstream.compiler` reads the operators out of the
+graph again; under any other compiler they run as they are.
 
 What has no meaning inside a graph is refused: with ``fullgraph=True`` an error that says what to do, else a graph
 break, after which the frame runs in eager.

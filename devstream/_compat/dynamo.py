@@ -1,7 +1,7 @@
-"""How code of ours is traced: rules for Dynamo, and when it gets them. Doesn't import Dynamo, which takes a second.
+"""How code of ours is traced: rules for Dynamo, and when it gets them. Doesn't import Dynamo itself.
 
 Dynamo turns each object that it meets into a variable; which variable, it looks up by the object's exact type.
-`install` adds types of ours to that table (`devstream._compat.dynamo_variables`), and nothing else of Dynamo is changed:
+`install` adds types of ours to that table (`devstream._compat.dynamo_variables`), and changes nothing else:
 
 - `Traced`, a function with two meanings: its ``eager`` one, and a ``rule`` that acts on a `Trace`;
 - our stream classes. Dynamo takes each subclass of ``torch.Stream`` for a native stream and replaces its methods
@@ -75,7 +75,7 @@ def tell(methods: dict[str, Callable[..., Any]], bind: Callable[[], Any]) -> Non
 
 
 def _install_and_restart() -> None:
-    """Install the rules and have the present frame traced anew; Dynamo runs this function itself while it traces."""
+    """Install the rules and have the frame traced anew; Dynamo runs this function itself while it traces."""
     install()
     from devstream._compat import dynamo_variables  # noqa: PLC0415 - see above
 

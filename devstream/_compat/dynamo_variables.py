@@ -27,7 +27,10 @@ from devstream._compat import dynamo
 _log = logging.getLogger("devstream")
 _breaks_logged: set[tuple[str, int]] = set()
 
-_MUTATION_ADVICE = 'Or record a devstream.Event: with backend="devstream" the change is written back on its stream before the event.'
+_MUTATION_ADVICE = (
+    'Or record a devstream.Event: with backend="devstream" the change is written back on its stream '
+    "before the event."
+)
 
 
 class Trace:
@@ -262,7 +265,7 @@ def _builder_of(cls: type) -> Callable[[Any, Any], Any]:
 
 
 def native_event_classes() -> list[type]:
-    """Return torch's classes of events where torch refuses a record after an input was changed (2.13 and later)."""
+    """Return torch's classes of events where torch refuses a record after an input was changed (from 2.13)."""
     if not hasattr(OutputGraph, "check_event_record_after_input_mutation"):
         return []
     return [torch.Event, *torch.Event.__subclasses__()]

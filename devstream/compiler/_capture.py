@@ -32,8 +32,7 @@ _NO_COMPUTE = ("placeholder", "output", "get_attr")
 def capture(graph_module: torch.fx.GraphModule, queues: Sequence[int] | None = None) -> Captured:
     """Return the pure form of *graph_module*, which is left as it is.
 
-    Args:
-        queues: which names are one queue (see `Captured.queues`); by default as in the call that is traced now.
+    *queues* says which names are one queue (see `Captured.queues`); by default it is as in the call traced now.
 
     Raises:
         UnsupportedError: it holds stream code that has no meaning in a graph, or compiled autograd is on.

@@ -5,9 +5,10 @@ caller's thread has current at each call. Two names of one queue have one number
 
 [Note: What an epoch is]
 A stream's epoch counts the operations that order it with others, or with the host, that it has seen. A node's mark
-holds the epoch in which it was issued, an operation the epochs that it ends (`Operation.ends`). Work may be moved to
-before a record or after a wait of its stream, never the other way; so an operation that ends epoch *n* of a
-stream comes after that stream's nodes with epoch up to *n* if it records, and before those with a later one if it waits.
+holds the epoch in which it was issued, an operation the epochs that it ends (`Operation.ends`). Work may be moved
+to before a record or after a wait of its stream, never the other way. So an operation that ends epoch *n* of a
+stream comes after that stream's nodes of epochs up to *n* where it records, before those of later epochs where it
+waits, and between the two where the host is synchronized, which ends an epoch of every stream.
 """
 
 from __future__ import annotations
@@ -110,12 +111,12 @@ class Captured:
 
     Attributes:
         module: the graph, of compute nodes only, each marked (`mark_of`); its subgraphs are pure and marked too.
-        inputs: for each placeholder, what it takes: an argument's number, or ``"event 2"`` for an event's handle that
-            a subgraph still names.
-        outputs: for each output of the compiled function: the number of the pure graph's output, or ``"event 2"``.
+        inputs: for each placeholder, what it takes: an argument's number, or ``"event 2"`` for an event's handle
+            that a subgraph still names.
+        outputs: for each output of the compiled function, the number of the pure graph's output, or ``"event 2"``.
         operations: in program order.
         streams: one source for each name that the graph has for a stream; the first is the ambient one.
-        queues: for each of them the number of its stream. The capture is valid while the names of one queue are these.
+        queues: for each of them the number of its stream. The capture is valid while these names are one queue.
         events: by number.
     """
 

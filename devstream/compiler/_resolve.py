@@ -1,9 +1,9 @@
 """Which stream and which event a name is: found anew at each call.
 
 Nothing is remembered from call to call. A handle tells its object by itself, so two threads that run one compiled
-function each find their own. Objects of torch's own classes have no handle; they are read out of Dynamo's table, as the
-first action of a call, and that table is one for the whole process: while two threads are in compiled functions
-with such objects, one may read what the other put there.
+function each find their own. Objects of torch's own classes have no handle, nor have streams that a call makes.
+They are read out of Dynamo's table, as the first action of a call, and that table is one for the whole process:
+while two threads are in compiled functions with such objects, one may read what the other put there.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Resolver:
 
 
 def pattern(sources: Sequence[StreamSource], streams: Sequence[Any]) -> tuple[int, ...]:
-    """Return for each source the number of its queue; *streams* are the objects of all but the first, ambient one."""
+    """Return for each source the number of its queue; *streams* are the objects of all but the ambient one."""
     numbers: dict[tuple[str, int, int], int] = {}
     found = [AMBIENT]
     backend = _registry.default_backend()

@@ -13,7 +13,7 @@ from devstream import _observe, compiler
 
 
 class Log(TorchDispatchMode):
-    """Operations with their streams, and records, waits and synchronizations, each object by its order of appearance."""
+    """Operations with their streams, records, waits and synchronizations; objects by their order of appearance."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -79,8 +79,7 @@ def record_and_wait(t):
         DONE.record()
     DONE.wait(TWO)
     with devstream.stream(TWO):
-        y = y * 2
-    return y
+        return y * 2
 
 
 def record_on_a_stream(t):
@@ -213,10 +212,11 @@ def after_an_input_was_changed(t):
 
 
 FORMS = [
-    block, block_of_a_stream_itself, block_as, block_of_none, nested, same_twice, record_and_wait, record_on_a_stream,
-    by_methods_of_streams, record_event_alone, current_inside_and_outside, named_and_default, made_inside,
-    made_inside_and_returned, synchronized, memory_of_a_tensor, wrapped_native, native_in_our_verbs,
-    native_event_in_our_methods, held_in_globals, after_an_input_was_changed,
+    block, block_of_a_stream_itself, block_as, block_of_none, nested, same_twice, record_and_wait,
+    record_on_a_stream, by_methods_of_streams, record_event_alone, current_inside_and_outside,
+    named_and_default, made_inside, made_inside_and_returned, synchronized, memory_of_a_tensor,
+    wrapped_native, native_in_our_verbs, native_event_in_our_methods, held_in_globals,
+    after_an_input_was_changed,
 ]  # fmt: skip
 
 

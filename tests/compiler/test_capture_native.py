@@ -1,4 +1,4 @@
-"""Native stream code is read out of the graph; torch's own CPU streams do nothing, so the table is what is compared."""
+"""Native stream code is read out of the graph; torch's own CPU streams do nothing, so the table is compared."""
 
 from __future__ import annotations
 
