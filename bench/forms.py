@@ -3,8 +3,9 @@
     python bench/forms.py run            # writes bench/results/forms-<torch release>.json
     python bench/forms.py table          # writes docs/compile-forms.md from all of those files
 
-Each form is compiled with ``fullgraph=True`` for a backend that captures the graph and runs it node by node on the
-CPU; a form of devstream's own must also give eager's value. Run it once with each torch release, then make the table.
+Each form is compiled with ``fullgraph=True`` for a backend that captures the graph and runs it node by node on
+the CPU; a form of devstream's own must also give eager's value. Run it once with each torch release, then make the
+table.
 """
 
 from __future__ import annotations
@@ -155,7 +156,7 @@ def _names() -> dict[str, Any]:
 
 
 def _program(code: str, names: dict[str, Any]) -> Callable[[torch.Tensor], Any]:
-    exec(f"def program(t):\n{textwrap.indent(code, '    ')}\n    return y", names)  # noqa: S102 - our own text
+    exec(f"def program(t):\n{textwrap.indent(code, '    ')}\n    return y", names)
     found: Callable[[torch.Tensor], Any] = names["program"]
     return found
 
@@ -188,8 +189,8 @@ def _page() -> str:
         "",
         "Made by `python bench/forms.py table` from runs of `python bench/forms.py run` with each torch release;",
         "don't edit. Every form stands in a function compiled with `fullgraph=True` on the CPU backend. With",
-        "`fullgraph=False` an error is a graph break instead, and inside a stream block the whole function then runs in",
-        "eager, with one notice in the log. `s`, `s2` and `e` are devstream's; the others are torch's own.",
+        "`fullgraph=False` an error is a graph break, and inside a stream block the whole function then",
+        "runs in eager, with one notice in the log. `s`, `s2` and `e` are devstream's; the others are torch's own.",
         "",
         "torch's own CPU streams record and order nothing, so the native forms show what traces, not what runs.",
     ]

@@ -20,7 +20,6 @@ import torch
 from torch.compiler import is_dynamo_compiling as _is_tracing
 
 from devstream import _compat, _handles, _observe, _tracing
-from devstream._compat import dynamo
 from devstream._mismatch import describe, same_device
 from devstream.abc import AnyBackend, Capability, StreamArg
 from devstream.exceptions import (
@@ -76,10 +75,6 @@ class Stream(torch.Stream):
 
     _backend: ClassVar[AnyBackend]
     _handle: torch.Tensor | None = None
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        dynamo.add_stream_class(cls)
 
     def __new__(cls, device: DeviceArg = None, *, priority: PriorityArg = 0) -> Stream:  # noqa: PYI034 - see below
         """Return a stream of the class that the device's backend hands out."""

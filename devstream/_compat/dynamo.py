@@ -17,7 +17,7 @@ rules and has Dynamo start the frame anew.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any  # Any: Dynamo's types are private
 
 import torch
@@ -46,14 +46,14 @@ class Traced:
         return self.eager(*args, **kwargs)
 
 
-def add_stream_class(cls: type) -> None:
-    """Let Dynamo inline the methods of *cls*, a class of our streams, instead of its own."""
+def add_stream_classes(classes: Collection[type]) -> None:
+    """Let Dynamo trace streams of exactly these classes by our rules; they then live as long as the process."""
     with _lock:
-        _stream_classes.add(cls)
+        _stream_classes.update(classes)
         if _installed:
             from devstream._compat import dynamo_variables  # noqa: PLC0415 - see above
 
-            dynamo_variables.register([cls])
+            dynamo_variables.register(list(classes))
 
 
 def install() -> None:
@@ -85,4 +85,4 @@ def _install_and_restart() -> None:
 # What torch._dynamo.assume_constant_result does; it can't be called without importing Dynamo.
 _install_and_restart._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
-__all__ = ["Traced", "add_stream_class", "install", "tell"]
+__all__ = ["Traced", "add_stream_classes", "install", "tell"]

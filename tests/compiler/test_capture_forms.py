@@ -119,8 +119,7 @@ def current_inside_and_outside(t):
         READY.record(inner)
     outer.wait_event(READY)
     with devstream.stream(outer):
-        y = y * 2
-    return y
+        return y * 2
 
 
 def named_and_default(t):
