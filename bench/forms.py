@@ -80,6 +80,7 @@ NATIVE = {
     "native forms": [
         "with native: y = t + 1",
         "with native, native2: y = t + 1",
+        "with torch.cuda.stream(native): y = t + 1",
         "with torch.cuda.stream(None): y = t + 1",
         "with native: y = t + 1; native_event.record()",
         "native_event.record(native); native_event.wait(native2); y = t + 1",
@@ -189,8 +190,8 @@ def _page() -> str:
         "",
         "Made by `python bench/forms.py table` from runs of `python bench/forms.py run` with each torch release;",
         "don't edit. Every form stands in a function compiled with `fullgraph=True` on the CPU backend. With",
-        "`fullgraph=False` an error is a graph break, and inside a stream block the whole function then",
-        "runs in eager, with one notice in the log. `s`, `s2` and `e` are devstream's; the others are torch's own.",
+        "`fullgraph=False` an error is a graph break, and inside a stream block the whole function then runs",
+        "in eager, with one notice in the log. `s`, `s2` and `e` are devstream's; the others are torch's own.",
         "",
         "torch's own CPU streams record and order nothing, so the native forms show what traces, not what runs.",
     ]
