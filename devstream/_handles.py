@@ -70,7 +70,7 @@ handle = property(_handle)
 def fill(event: Any) -> None:
     """Give *event*, which compiled code made and returned, the state that its record in that code has."""
     made = owner_of(event._handle)
-    for slot in type(event).__slots__:
+    for slot in type(made).__slots__:
         if slot not in ("__weakref__", "_handle"):
             setattr(event, slot, getattr(made, slot))
     rebind(event._handle, event)

@@ -20,7 +20,9 @@ import torch
 from torch.compiler import is_dynamo_compiling as _is_tracing
 
 from devstream import _compat, _handles, _observe, _tracing
+from devstream._compat import dynamo
 from devstream._mismatch import describe, same_device
+from devstream._priority import clamp_priority
 from devstream.abc import AnyBackend, Capability, StreamArg
 from devstream.exceptions import (
     DeviceMismatchError,
@@ -159,22 +161,6 @@ def make_stream(backend: AnyBackend, index: int, priority: PriorityArg) -> Any: 
     return made
 
 
-def clamp_priority(priority: PriorityArg, limits: tuple[int, int]) -> int:
-    """Return the priority to grant: names are looked up, numbers clamped to *limits* (lowest, highest)."""
-    lowest, highest = limits
-    names = {"low": lowest, "normal": min(lowest, max(highest, 0)), "high": highest}
-    if isinstance(priority, str):
-        if priority not in names:
-            raise ValueError(f"priority {priority!r} is neither a number nor one of {sorted(names)}")
-        return names[priority]
-    if isinstance(priority, bool) or not isinstance(priority, int):
-        raise StreamTypeError(operation="Stream(priority=)", got=priority, expected="an int or a name")
-    granted = min(lowest, max(highest, priority))
-    if granted != priority:
-        _log.info("priority %d clamped to %d, the device's range being %d to %d", priority, granted, *limits)
-    return granted
-
-
 def as_stream(stream: StreamArg) -> tuple[AnyBackend, Any]:  # Any: the backend's own class
     """Return the backend of *stream* and the backend's own stream for it."""
     if isinstance(stream, Stream):
@@ -205,6 +191,9 @@ class Event:
     was the last at the call: a later record doesn't move it.
     """
 
+    #: The class of an event that compiled code makes.
+    _made_as: ClassVar[type[Event]]
+
     __slots__ = (
         "__weakref__",
         "_backend",
@@ -229,9 +218,7 @@ class Event:
         interprocess: bool = False,
     ) -> None:
         if _is_tracing():
-            self._cast_guard_1 = self._cast_guard_2 = _compat.CAST_GUARD
-            self._handle = _tracing.new_event(device, enable_timing, blocking, interprocess)
-            return
+            _tracing.install_rules()
         # A stream is a frequent slip for a device, and torch would take it for one.
         if isinstance(device, torch.Stream):
             raise StreamTypeError(
@@ -396,13 +383,6 @@ class Event:
 
     handle = _handles.handle
 
-    def __getattr__(self, name: str) -> Any:  # Any: each slot has a type of its own
-        # An event that compiled code made and returned has only its handle until its first use in eager.
-        if name not in Event.__slots__:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        _handles.fill(self)
-        return getattr(self, name)
-
     @property
     def device(self) -> torch.device:
         """The event's device; without an index until the first record binds it."""
@@ -426,6 +406,28 @@ class Event:
         state = "recorded" if self._recorded else "never recorded"
         return f"<devstream.Event on {self.device}, {state}>"
 
+
+class MadeEvent(Event):
+    """An event that compiled code made: just a handle, until its first use in eager makes it a plain `Event`."""
+
+    # A class of its own, since __getattr__ would slow down each attribute of every event.
+
+    __slots__ = ()
+
+    def __init__(self, device: DeviceArg = None, **options: bool) -> None:
+        self._cast_guard_1 = self._cast_guard_2 = _compat.CAST_GUARD
+        self._handle = _tracing.new_event(device, **options)
+
+    def __getattr__(self, name: str) -> Any:  # Any: each slot has a type of its own
+        if name not in Event.__slots__:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        _handles.fill(self)
+        self.__class__ = Event  # type: ignore[assignment]
+        return getattr(self, name)
+
+
+Event._made_as = MadeEvent
+dynamo.made_classes.append(Event)
 
 # -- the two edges ---------------------------------------------------------------------------------------
 

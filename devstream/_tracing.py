@@ -144,9 +144,13 @@ def new_stream(trace: Trace, device: Any, priority: Any) -> Any:
 
 
 @_rule("Event")
-def new_event(trace: Trace, device: Any, *options: Any) -> Any:
+def new_event(trace: Trace, device: Any, **options: Any) -> Any:
     """Return the handle of an event that is made anew at each call."""
-    arguments = [_constant(trace, one, "devstream.Event") for one in (device, *options)]
+    names = ("enable_timing", "blocking", "interprocess")
+    given = {name: _constant(trace, value, "devstream.Event") for name, value in options.items()}
+    arguments = [_constant(trace, device, "devstream.Event"), *(given.pop(name, False) for name in names)]
+    if given:
+        trace.refuse("devstream.Event", f"it has no argument {next(iter(given))!r}", "Correct the call.")
     try:  # an example, whose errors are those of the call
         example = _handles.verbs.Event(
             arguments[0], enable_timing=arguments[1], blocking=arguments[2], interprocess=arguments[3]
@@ -163,6 +167,11 @@ def new_event(trace: Trace, device: Any, *options: Any) -> Any:
 def device_type(trace: Trace, stream: Any) -> Any:
     """Return the device type of *stream*."""
     return trace.constant(stream.device.type)
+
+
+@_rule("install_rules")
+def install_rules(trace: Trace) -> None:
+    """Do nothing: to be met is enough (see the note in `devstream._compat.dynamo`)."""
 
 
 @_rule("record")
@@ -314,6 +323,7 @@ __all__ = [
     "block",
     "current_stream",
     "default_stream",
+    "install_rules",
     "known",
     "named_stream",
     "new_event",

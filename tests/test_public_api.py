@@ -107,6 +107,7 @@ def test_importing_devstream_imports_no_backend_no_feature_and_no_tool(bare_impo
         "devstream._mismatch",
         "devstream._objects",
         "devstream._observe",
+        "devstream._priority",
         "devstream._registry",
         "devstream._streams",
         "devstream._trace_ops",

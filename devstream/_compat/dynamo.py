@@ -26,6 +26,8 @@ _lock = threading.Lock()
 _installed = False
 _stream_classes: set[type] = set()
 
+#: Classes that traced code makes objects of their `_made_as` of, a subclass, instead.
+made_classes: list[type] = []
 #: The functions that Dynamo inlines for the methods of our streams.
 stream_methods: dict[str, Callable[..., Any]] = {}
 #: Gives the operator that puts a stream's handle and slot into the graph.
@@ -64,6 +66,7 @@ def install() -> None:
             from devstream._compat import dynamo_variables as variables  # noqa: PLC0415 - see above
 
             variables.register([Traced, *_stream_classes, *variables.native_event_classes()])
+            variables.register_classes()
             _installed = True
 
 
@@ -85,4 +88,4 @@ def _install_and_restart() -> None:
 # What torch._dynamo.assume_constant_result does; it can't be called without importing Dynamo.
 _install_and_restart._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
-__all__ = ["Traced", "add_stream_classes", "install", "tell"]
+__all__ = ["Traced", "add_stream_classes", "install", "made_classes", "tell"]

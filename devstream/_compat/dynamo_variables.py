@@ -21,6 +21,7 @@ from torch._dynamo.variables.builder import VariableBuilder, wrap_fx_proxy
 from torch._dynamo.variables.functions import UserFunctionVariable
 from torch._dynamo.variables.lazy import LazyVariableTracker
 from torch._dynamo.variables.streams import EventVariable, StreamContextVariable, StreamVariable
+from torch._dynamo.variables.user_defined import UserDefinedClassVariable
 
 from devstream._compat import dynamo
 
@@ -170,6 +171,17 @@ class TracedVariable(VariableTracker):
         return Trace(tx).constant(None) if result is None else result
 
 
+class ClassVariable(UserDefinedClassVariable):
+    """A class of ours whose objects are of a subclass where traced code makes them."""
+
+    def call_function(self, tx: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        # With its source, since Dynamo makes an object only of a class that it can name.
+        assert self.source is not None
+        cls: Any = self.value
+        made = VariableBuilder(tx, AttrSource(self.source, "_made_as"))(cls._made_as)
+        return made.call_function(tx, args, kwargs)
+
+
 class BlockVariable(StreamContextVariable):
     """One ``with`` block of a stream; its value is the stream, where torch's is None."""
 
@@ -239,6 +251,11 @@ def _build_traced(builder: Any, value: dynamo.Traced) -> Any:
     return TracedVariable(value, source=builder.source)
 
 
+def _build_class(builder: Any, value: type) -> Any:
+    builder.install_guards(GuardBuilder.CLASS_MATCH)
+    return ClassVariable(value, source=builder.source)
+
+
 def _build_stream(builder: Any, value: torch.Stream) -> Any:
     builder.install_guards(GuardBuilder.TYPE_MATCH)
     trace = Trace(builder.tx)
@@ -256,6 +273,11 @@ def register(types: list[type]) -> None:
         dispatch = VariableBuilder._type_dispatch_impl(trace_numpy)
         for cls in types:
             dispatch[cls] = _builder_of(cls)
+
+
+def register_classes() -> None:
+    """Let Dynamo make objects of the classes in `dynamo.made_classes`."""
+    VariableBuilder._id_dispatch().update({id(cls): _build_class for cls in dynamo.made_classes})
 
 
 def _builder_of(cls: type) -> Callable[[Any, Any], Any]:

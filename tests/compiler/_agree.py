@@ -102,7 +102,7 @@ def agree(program: Any, *calls: tuple[Any, ...], compilations: int = 1) -> Backe
             if isinstance(other, torch.Tensor):
                 torch.testing.assert_close(one, other, rtol=0, atol=0)
             else:
-                assert type(one) is type(other)
+                assert isinstance(one, type(other))
         assert backend.log.lines == log.lines, f"\n{backend.log.lines}\n{log.lines}"
         assert log.lines, "the program did nothing that could be compared"
     assert backend.compiled == compilations
