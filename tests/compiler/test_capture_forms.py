@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 
 import devstream
-
-_spec = importlib.util.spec_from_file_location("_agree", Path(__file__).with_name("_agree.py"))
-assert _spec is not None
-assert _spec.loader is not None
-_agree = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_agree)
-agree = _agree.agree
 
 ONE, TWO = devstream.Stream("cpu"), devstream.Stream("cpu")
 DONE, READY = devstream.Event("cpu"), devstream.Event("cpu")
@@ -220,11 +211,11 @@ FORMS = [
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
-def test_form_means_what_eager_means(form):
-    agree(form, (x(),), (x() + 1,))
+def test_form_means_what_eager_means(agreement, form):
+    agreement.agree(form, (x(),), (x() + 1,))
 
 
-def test_arguments_are_the_objects_of_each_call():
+def test_arguments_are_the_objects_of_each_call(agreement):
     def program(t, stream, event):
         with devstream.stream(stream):
             y = t + 1
@@ -233,11 +224,11 @@ def test_arguments_are_the_objects_of_each_call():
         return y
 
     calls = [(x(), devstream.Stream("cpu"), devstream.Event("cpu")) for _ in range(3)]
-    agree(program, *calls)
+    agreement.agree(program, *calls)
     assert all(event.recorded for _, _, event in calls)
 
 
-def test_objects_in_a_tuple_a_named_tuple_and_a_dict_are_found():
+def test_objects_in_a_tuple_a_named_tuple_and_a_dict_are_found(agreement):
     def program(t, pair, both, table):
         with devstream.stream(pair.stream):
             y = t + 1
@@ -257,10 +248,10 @@ def test_objects_in_a_tuple_a_named_tuple_and_a_dict_are_found():
             {"done": devstream.Event("cpu")},
         )
 
-    agree(program, call(), call())
+    agreement.agree(program, call(), call())
 
 
-def test_objects_of_a_module_are_found():
+def test_objects_of_a_module_are_found(agreement):
     class Layer(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -274,11 +265,11 @@ def test_objects_of_a_module_are_found():
             return y
 
     layer = Layer()
-    agree(layer, (x(),), (x(),))
+    agreement.agree(layer, (x(),), (x(),))
     assert layer.done.recorded
 
 
-def test_an_event_made_inside_can_be_kept_on_an_object():
+def test_an_event_made_inside_can_be_kept_on_an_object(agreement):
     class Box:
         done: Any = None
 
@@ -292,7 +283,7 @@ def test_an_event_made_inside_can_be_kept_on_an_object():
         box.done = done
         return y
 
-    backend = _agree.Backend()
+    backend = agreement.Backend()
     torch.compiler.reset()
     compiled = torch.compile(program, backend=backend, fullgraph=True)
     compiled(x())
@@ -304,7 +295,7 @@ def test_an_event_made_inside_can_be_kept_on_an_object():
     assert backend.compiled == 1
 
 
-def test_a_rebound_global_is_the_new_object():
+def test_a_rebound_global_is_the_new_object(agreement):
     box = {"stream": devstream.Stream("cpu"), "event": devstream.Event("cpu")}
 
     def program(t):
@@ -313,7 +304,7 @@ def test_a_rebound_global_is_the_new_object():
             box["event"].record()
         return y
 
-    compiled = torch.compile(program, backend=_agree.Backend(), fullgraph=True)
+    compiled = torch.compile(program, backend=agreement.Backend(), fullgraph=True)
     compiled(x())
     old = box["event"]
     box.update(stream=devstream.Stream("cpu"), event=devstream.Event("cpu"))
@@ -322,7 +313,7 @@ def test_a_rebound_global_is_the_new_object():
     assert box["event"].recorded
 
 
-def test_one_stream_under_two_names_is_one_queue():
+def test_one_stream_under_two_names_is_one_queue(agreement):
     def program(t, a, b):
         with devstream.stream(a):
             y = t + 1
@@ -332,38 +323,38 @@ def test_one_stream_under_two_names_is_one_queue():
         return z
 
     one, two = devstream.Stream("cpu"), devstream.Stream("cpu")
-    backend = _agree.Backend()
+    backend = agreement.Backend()
     torch.compiler.reset()
     compiled = torch.compile(program, backend=backend, fullgraph=True)
     same = devstream.wrap(torch.Stream(stream_id=one.stream_id, device_index=-1, device_type=one.device_type))
     for a, b in ((one, two), (one, same), (two, one)):
-        backend.log = _agree.Log()
+        backend.log = agreement.Log()
         got = compiled(x(), a, b)
-        wanted, log = _agree.eager_log(program, x(), a, b)
+        wanted, log = agreement.eager_log(program, x(), a, b)
         assert backend.log.lines == log.lines
         torch.testing.assert_close(got, wanted)
 
 
-def test_the_caller_s_current_stream_is_asked_at_each_call():
+def test_the_caller_s_current_stream_is_asked_at_each_call(agreement):
     def program(t):
         y = t + 1
         devstream.current_stream().wait_stream(ONE)
         return y
 
-    backend = _agree.Backend()
+    backend = agreement.Backend()
     torch.compiler.reset()
     compiled = torch.compile(program, backend=backend, fullgraph=True)
     compiled(x())
     with devstream.stream(TWO):
-        backend.log = _agree.Log()
+        backend.log = agreement.Log()
         compiled(x())
-        _, log = _agree.eager_log(program, x())
+        _, log = agreement.eager_log(program, x())
     assert backend.log.lines == log.lines
     assert backend.compiled == 1
 
 
-def test_what_is_returned_can_be_used():
-    compiled = torch.compile(made_inside_and_returned, backend=_agree.Backend(), fullgraph=True)
+def test_what_is_returned_can_be_used(agreement):
+    compiled = torch.compile(made_inside_and_returned, backend=agreement.Backend(), fullgraph=True)
     _, stream, event = compiled(x())
     _, other, later = compiled(x())
     assert stream != other
@@ -376,21 +367,21 @@ def test_what_is_returned_can_be_used():
     assert event.elapsed_time(later) >= 0
 
 
-def test_a_returned_event_can_be_passed_in_again():
+def test_a_returned_event_can_be_passed_in_again(agreement):
     def order(t, event):
         event.wait(ONE)
         return t + 1
 
-    make = torch.compile(made_inside_and_returned, backend=_agree.Backend(), fullgraph=True)
-    take = torch.compile(order, backend=_agree.Backend(), fullgraph=True)
+    make = torch.compile(made_inside_and_returned, backend=agreement.Backend(), fullgraph=True)
+    take = torch.compile(order, backend=agreement.Backend(), fullgraph=True)
     _, _, event = make(x())
     take(x(), event)
     assert event.recorded
     take(x(), event)
 
 
-def test_marks_name_streams_and_epochs():
-    captured = agree(record_and_wait, (x(),)).captured[0]
+def test_marks_name_streams_and_epochs(agreement):
+    captured = agreement.agree(record_and_wait, (x(),)).captured[0]
     marks = [
         devstream.compiler.mark_of(node) for node in captured.module.graph.nodes if node.op == "call_function"
     ]
@@ -403,8 +394,8 @@ def test_marks_name_streams_and_epochs():
     assert "test_capture_forms.py" in record.line
 
 
-def test_the_captured_graph_has_nothing_of_streams_left():
-    captured = agree(made_inside, (x(),)).captured[0]
+def test_the_captured_graph_has_nothing_of_streams_left(agreement):
+    captured = agreement.agree(made_inside, (x(),)).captured[0]
     text = captured.module.code
     assert "devstream" not in text
     assert "external_object" not in text
