@@ -17,8 +17,12 @@ from collections.abc import Callable
 from typing import Any, ClassVar, NoReturn
 
 import torch
+from torch.compiler import is_dynamo_compiling as _is_tracing
 
-from devstream import _compat, _observe
+from devstream import _compat, _handles, _observe, _tracing
+from devstream._compat import dynamo
+from devstream._mismatch import describe, same_device
+from devstream._priority import clamp_priority
 from devstream.abc import AnyBackend, Capability, StreamArg
 from devstream.exceptions import (
     DeviceMismatchError,
@@ -53,12 +57,6 @@ def bind(
     _resolve, _owner, _note_owner = resolve, owner, note_owner
 
 
-def describe(stream: object, backend: AnyBackend) -> str:
-    """Return the words for a stream in messages: its id and its device."""
-    index = backend.stream_index(stream)
-    return f"stream {getattr(stream, 'stream_id', '?')} on {backend.device_type}:{index}"
-
-
 # -- streams ---------------------------------------------------------------------------------------------
 
 
@@ -78,9 +76,12 @@ class Stream(torch.Stream):
     """
 
     _backend: ClassVar[AnyBackend]
+    _handle: torch.Tensor | None = None
 
     def __new__(cls, device: DeviceArg = None, *, priority: PriorityArg = 0) -> Stream:  # noqa: PYI034 - see below
         """Return a stream of the class that the device's backend hands out."""
+        if _is_tracing():
+            return _tracing.new_stream(device, priority)  # type: ignore[no-any-return]
         made: Stream = create_stream(device, priority)
         return made
 
@@ -122,6 +123,8 @@ class Stream(torch.Stream):
         """The vendor's handle (``cudaStream_t``, ``hipStream_t``), which is not `stream_id`."""
         return self._backend.native_handle(self)
 
+    handle = _handles.handle
+
     def __copy__(self) -> Stream:
         return self
 
@@ -158,22 +161,6 @@ def make_stream(backend: AnyBackend, index: int, priority: PriorityArg) -> Any: 
     return made
 
 
-def clamp_priority(priority: PriorityArg, limits: tuple[int, int]) -> int:
-    """Return the priority to grant: names are looked up, numbers clamped to *limits* (lowest, highest)."""
-    lowest, highest = limits
-    names = {"low": lowest, "normal": min(lowest, max(highest, 0)), "high": highest}
-    if isinstance(priority, str):
-        if priority not in names:
-            raise ValueError(f"priority {priority!r} is neither a number nor one of {sorted(names)}")
-        return names[priority]
-    if isinstance(priority, bool) or not isinstance(priority, int):
-        raise StreamTypeError(operation="Stream(priority=)", got=priority, expected="an int or a name")
-    granted = min(lowest, max(highest, priority))
-    if granted != priority:
-        _log.info("priority %d clamped to %d, the device's range being %d to %d", priority, granted, *limits)
-    return granted
-
-
 def as_stream(stream: StreamArg) -> tuple[AnyBackend, Any]:  # Any: the backend's own class
     """Return the backend of *stream* and the backend's own stream for it."""
     if isinstance(stream, Stream):
@@ -204,12 +191,16 @@ class Event:
     was the last at the call: a later record doesn't move it.
     """
 
+    #: The class of an event that compiled code makes.
+    _made_as: ClassVar[type[Event]]
+
     __slots__ = (
         "__weakref__",
         "_backend",
         "_blocking",
         "_cast_guard_1",
         "_cast_guard_2",
+        "_handle",
         "_index",
         "_interprocess",
         "_recorded",
@@ -226,6 +217,8 @@ class Event:
         blocking: bool = False,
         interprocess: bool = False,
     ) -> None:
+        if _is_tracing():
+            _tracing.install_rules()
         # A stream is a frequent slip for a device, and torch would take it for one.
         if isinstance(device, torch.Stream):
             raise StreamTypeError(
@@ -254,6 +247,7 @@ class Event:
         if interprocess and timing:
             raise ValueError("an interprocess event keeps no time; give only one of interprocess, enable_timing")
         self._cast_guard_1 = self._cast_guard_2 = _compat.CAST_GUARD  # see [Note: Why an event carries two guards]
+        self._handle = None
         self._backend, self._index = backend, index
         self._timing, self._blocking, self._interprocess = timing, blocking, interprocess
         self._recorded = self._unseen = False
@@ -306,6 +300,9 @@ class Event:
 
         Ordering: the source of an edge. Doesn't block the host. Allowed during capture.
         """
+        if _is_tracing():
+            _tracing.record(self, stream)
+            return
         record(self, stream, self._backend)
 
     def wait(self, stream: StreamArg | None = None) -> None:
@@ -315,10 +312,15 @@ class Event:
         `devstream.testing.strict` it raises ``EventNotRecordedError``. The stream may be on another device of
         the same backend.
         """
+        if _is_tracing():
+            _tracing.wait(self, stream)
+            return
         wait(stream, self, self._backend)
 
     def query(self) -> bool:
         """Say whether the last record has happened; True where there was none (see `recorded`)."""
+        if _is_tracing():
+            _tracing.refuse("Event.query()")
         happened = self._backend.query_event(self.native)
         if happened:
             self._unseen = False
@@ -326,6 +328,9 @@ class Event:
 
     def synchronize(self) -> None:
         """Block the host until the last record has happened; returns at once where there was none."""
+        if _is_tracing():
+            _tracing.synchronize(self)
+            return
         self._backend.synchronize_event(self.native)
         self._unseen = False
         if _observe.subscribers:
@@ -340,6 +345,8 @@ class Event:
             EventNotReadyError: one has not happened yet.
             DeviceMismatchError: they are on different devices.
         """
+        if _is_tracing():
+            _tracing.refuse("Event.elapsed_time()")
         if not isinstance(end_event, Event):
             raise StreamTypeError(operation="elapsed_time", got=end_event, expected="a devstream.Event")
         for event in (self, end_event):
@@ -361,6 +368,8 @@ class Event:
 
     def ipc_handle(self) -> bytes:
         """Return the bytes that another process passes to `from_ipc_handle`; keep this event alive meanwhile."""
+        if _is_tracing():
+            _tracing.refuse("Event.ipc_handle()")
         if not self._interprocess:
             raise ValueError(f"{self!r} is not interprocess; make it with devstream.Event(interprocess=True)")
         return self._backend.ipc_handle(self.native)
@@ -368,7 +377,11 @@ class Event:
     @property
     def recorded(self) -> bool:
         """Whether it was ever recorded; `query` is True either way, as in torch."""
+        if _is_tracing():
+            _tracing.refuse("Event.recorded")
         return self._recorded
+
+    handle = _handles.handle
 
     @property
     def device(self) -> torch.device:
@@ -394,6 +407,28 @@ class Event:
         return f"<devstream.Event on {self.device}, {state}>"
 
 
+class MadeEvent(Event):
+    """An event that compiled code made: just a handle, until its first use in eager makes it a plain `Event`."""
+
+    # A class of its own, since __getattr__ would slow down each attribute of every event.
+
+    __slots__ = ()
+
+    def __init__(self, device: DeviceArg = None, **options: bool) -> None:
+        self._cast_guard_1 = self._cast_guard_2 = _compat.CAST_GUARD
+        self._handle = _tracing.new_event(device, **options)
+
+    def __getattr__(self, name: str) -> Any:  # Any: each slot has a type of its own
+        if name not in Event.__slots__:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        _handles.fill(self)
+        self.__class__ = Event  # type: ignore[assignment]
+        return getattr(self, name)
+
+
+Event._made_as = MadeEvent
+dynamo.made_classes.append(Event)
+
 # -- the two edges ---------------------------------------------------------------------------------------
 
 
@@ -409,7 +444,7 @@ def record(event: Any, stream: Any, backend: AnyBackend | None = None) -> Any:  
         event = Event._of(owner, index)
     if isinstance(event, Event):
         native = event.native
-        _same_device("record", event._backend, event._index, event, owner, index, stream)
+        same_device("record", event._backend, event._index, event, owner, index, stream)
         if strict_depth and event._unseen:
             warnings.warn(warning(EventOverwrittenWarning, event=event), stacklevel=3)
         if event._recorded and not owner.rerecord_overwrites:
@@ -419,7 +454,7 @@ def record(event: Any, stream: Any, backend: AnyBackend | None = None) -> Any:  
         event._index = index
     else:
         native = owner.adopt_event(event)
-        _same_device("record", owner, owner.event_index(native), event, owner, index, stream)
+        same_device("record", owner, owner.event_index(native), event, owner, index, stream)
         owner.record_event(native, stream)
     if _observe.subscribers:
         _observe.publish(_observe.Record(event, stream))
@@ -436,7 +471,7 @@ def wait(stream: Any, event: Any, backend: AnyBackend | None = None) -> None:  #
     if isinstance(event, Event):
         native, was_recorded = event.native, event._recorded
         if event._backend is not owner:
-            _same_device("wait", event._backend, None, event, owner, owner.stream_index(stream), stream)
+            same_device("wait", event._backend, None, event, owner, owner.stream_index(stream), stream)
         event._unseen = False
     else:
         native = owner.adopt_event(event)
@@ -446,37 +481,6 @@ def wait(stream: Any, event: Any, backend: AnyBackend | None = None) -> None:  #
     owner.wait_event(stream, native)
     if _observe.subscribers:
         _observe.publish(_observe.Wait(stream, event, was_recorded))
-
-
-def _same_device(  # noqa: PLR0917 - two triples, in the order of the sentence
-    operation: str,
-    event_backend: AnyBackend,
-    event_index: int | None,
-    event: object,
-    stream_backend: AnyBackend,
-    stream_index: int,
-    stream: object,
-) -> None:
-    if event_backend is stream_backend and event_index in (None, stream_index):
-        return
-    wanted = f"{stream_backend.device_type}:{stream_index}"
-    at = "" if event_index is None else f":{event_index}"
-    one_backend = event_backend is stream_backend
-    raise DeviceMismatchError(
-        operation=operation,
-        first=f"the event is on {event_backend.device_type}{at}{_of(event_backend, one_backend)}",
-        second=f"{describe(stream, stream_backend)}{_of(stream_backend, one_backend)}",
-        advice=(
-            f'make the event with devstream.Event("{wanted}")'
-            if operation == "record" and one_backend
-            else "only streams and events of one backend can wait for each other; synchronize the event instead"
-        ),
-    )
-
-
-def _of(backend: AnyBackend, one_backend: bool) -> str:
-    # Two backends may serve one device type, so the device alone doesn't tell them apart.
-    return "" if one_backend else f" (backend {backend.name!r})"
 
 
 def _wait_without_record(event: object) -> None:

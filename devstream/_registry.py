@@ -26,6 +26,7 @@ from typing import Any
 import torch
 
 from devstream import _compat, _objects
+from devstream._compat import dynamo
 from devstream.abc import AnyBackend, Backend, EventLike, StreamLike
 from devstream.exceptions import (
     BackendConflictError,
@@ -146,10 +147,20 @@ def _make(name: str, decided_by: str) -> AnyBackend:
     except Exception as error:  # a plug-in's code may raise anything; it is re-raised with its name
         cause = f"{type(error).__name__}: {error}"
         raise BackendLoadError(name=name, distribution=distribution, cause=cause) from error
-    if not isinstance(backend, Backend):
+    if isinstance(backend, Backend):
+        dynamo.add_stream_classes(_stream_classes(backend))
+    else:
         cause = f"{where} makes no devstream.abc.Backend but an object of {type(backend).__name__}"
         raise BackendLoadError(name=name, distribution=distribution, cause=cause)
     return backend
+
+
+def _stream_classes(backend: AnyBackend) -> list[type]:
+    """Return the classes of *backend*'s streams that descend from ours."""
+    found: list[type[_objects.Stream]] = [_objects.Stream]
+    for cls in found:
+        found += cls.__subclasses__()
+    return [cls for cls in found if cls.__dict__.get("_backend") is backend]
 
 
 def _claims(name: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -10,8 +11,9 @@ from functools import wraps
 from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
+from torch.compiler import is_dynamo_compiling as _is_tracing
 
-from devstream import _observe, _registry
+from devstream import _handles, _observe, _registry, _tracing
 from devstream._objects import Event, Stream, as_stream, create_stream, make_stream
 from devstream.abc import AnyBackend, Capability, DeviceSpec, StreamArg
 from devstream.exceptions import DeviceMismatchError, RecordStreamWarning, StreamTypeError, warning
@@ -37,6 +39,8 @@ def stream(s: StreamArg | None) -> AbstractContextManager[Any]:  # Any: the stre
     """
     if s is None:
         return nullcontext()
+    if _is_tracing():
+        return _tracing.block(s)  # type: ignore[no-any-return]
     if not isinstance(s, Stream):
         backend, s = as_stream(s)
         if not isinstance(s, Stream):
@@ -73,6 +77,8 @@ def _set(backend: AnyBackend, s: Any) -> None:  # Any: the backend's own class
 
 def set_stream(s: StreamArg) -> None:
     """Make *s*, and its device, current in this thread until something else is; prefer ``with stream(s)``."""
+    if _is_tracing():
+        _tracing.refuse("devstream.set_stream")
     backend, own = as_stream(s)
     _set(backend, own)
 
@@ -82,6 +88,8 @@ def current_stream(device: DeviceArg = None) -> Any:  # Any: a Stream, or a plug
 
     Ask at the moment of use: a stream kept from an earlier call may no longer be the current one.
     """
+    if _is_tracing():
+        return _tracing.current_stream(device)
     if device is None:
         backend = _registry._default or _registry.default_backend()
         return backend.current_stream(None)
@@ -91,6 +99,8 @@ def current_stream(device: DeviceArg = None) -> Any:  # Any: a Stream, or a plug
 
 def default_stream(device: DeviceArg = None) -> Any:  # Any: a Stream, or a plug-in's own class
     """Return the stream that *device*'s work goes to where nobody chose one."""
+    if _is_tracing():
+        return _tracing.default_stream(device)
     backend, index = _registry.resolve(device)
     found = backend.default_stream(backend.current_index() if index is None else index)
     _registry.note_owner(found, backend)
@@ -99,6 +109,9 @@ def default_stream(device: DeviceArg = None) -> Any:  # Any: a Stream, or a plug
 
 def synchronize(device: DeviceArg = None) -> None:
     """Block the host until all work of every stream of *device* is done."""
+    if _is_tracing():
+        _tracing.synchronize(device)
+        return
     backend, index = _registry.resolve(device)
     index = backend.current_index() if index is None else index
     backend.synchronize_device(index)
@@ -112,6 +125,8 @@ def named_stream(purpose: str, device: DeviceArg = None) -> Any:  # Any: a Strea
     Every fresh stream brings a memory pool of its own; code that makes one each epoch grows until the
     vendor's pool of streams wraps. A named stream is the same one each time.
     """
+    if _is_tracing():
+        return _tracing.named_stream(purpose, device)
     if not purpose or not isinstance(purpose, str):
         raise StreamTypeError(operation="named_stream", got=purpose, expected="a non-empty str as purpose")
     backend, index = _registry.resolve(device)
@@ -129,10 +144,14 @@ def carry_streams(function: Callable[P, R]) -> Callable[P, R]:
     A plain thread starts on the default stream of every device. Carries the streams of every backend in use, and
     restores the thread's own streams afterwards.
     """
+    if _is_tracing():
+        _tracing.refuse("devstream.carry_streams")
     here = _all_current()
 
     @wraps(function)
     def carried(*args: P.args, **kwargs: P.kwargs) -> R:
+        if _is_tracing():
+            _tracing.refuse("devstream.carry_streams")
         before = _all_current()
         try:
             for backend, own in here:
@@ -166,6 +185,9 @@ def record_stream(tensor: torch.Tensor, s: StreamArg) -> None:
         DeviceMismatchError: the tensor is on another device type than *s*.
         UnsupportedError: the backend's allocator can't be told.
     """
+    if _is_tracing():
+        _tracing.record_stream(tensor, s)
+        return
     if not isinstance(tensor, torch.Tensor):
         raise StreamTypeError(operation="record_stream", got=tensor, expected="a tensor")
     backend, own = as_stream(s)
@@ -199,6 +221,10 @@ def wrap(native_or_handle: StreamArg | int, device: DeviceArg = None) -> Any:  #
         DeviceMismatchError: *device* isn't the device of the native stream.
         UnsupportedError: the backend can't wrap handles.
     """
+    if _is_tracing():
+        if isinstance(native_or_handle, int):
+            _tracing.refuse("devstream.wrap")
+        return _tracing.known(native_or_handle)
     if isinstance(native_or_handle, int) and not isinstance(native_or_handle, bool):
         backend, index = _registry.resolve(device)
         return backend.wrap_handle(native_or_handle, backend.current_index() if index is None else index)
@@ -217,6 +243,8 @@ def wrap(native_or_handle: StreamArg | int, device: DeviceArg = None) -> Any:  #
 
 def recorded(event: Any) -> bool | None:  # Any: ours or any vendor's event
     """Say whether *event* was ever recorded (``query()`` is True either way); None where the vendor can't tell."""
+    if _is_tracing():
+        _tracing.refuse("devstream.recorded")
     if isinstance(event, Event):
         return event.recorded
     backend = _registry.owner(event)
@@ -234,6 +262,8 @@ def capabilities(device_or_stream: DeviceArg | StreamArg = None) -> Capability:
 
 def devices() -> list[DeviceSpec]:
     """Return every device that a backend serves here: the default accelerator's first, the CPU's last."""
+    if _is_tracing():
+        _tracing.refuse("devstream.devices")
     found = [_registry.default_backend()]
     cpu = _registry.for_type("cpu")
     if cpu is not found[0]:
@@ -253,6 +283,8 @@ def backend(device: DeviceArg = None, *, name: str | None = None) -> AnyBackend:
         return _registry.usable(name)
     return _registry.resolve(device)[0]
 
+
+_handles.bind(sys.modules[__name__])
 
 __all__ = [
     "Event",

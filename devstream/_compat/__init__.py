@@ -1,4 +1,4 @@
-"""The only file that knows torch versions or private torch names.
+"""The only package that knows torch versions or private torch names; one file a subject.
 
 Each flag answers a question by name and says which release makes it needless; callers never compare versions.
 """
