@@ -40,6 +40,8 @@ _log = logging.getLogger("devstream")
 #: Above 0 while `devstream.testing.strict` is entered: what torch lets pass in silence is then an error.
 strict_depth = 0
 
+_NO_SUBCLASS = "devstream.Stream itself to be called: each backend hands out a class of its own"
+
 _unrecorded_waits_logged: set[tuple[str, int]] = set()
 
 _resolve: Callable[[DeviceArg], tuple[AnyBackend, int | None]]
@@ -82,6 +84,8 @@ class Stream(torch.Stream):
         """Return a stream of the class that the device's backend hands out."""
         if _is_tracing():
             return _tracing.new_stream(device, priority)  # type: ignore[no-any-return]
+        if cls is not Stream:
+            raise StreamTypeError(operation="Stream", got=cls.__name__, expected=_NO_SUBCLASS)
         made: Stream = create_stream(device, priority)
         return made
 

@@ -360,3 +360,12 @@ def note_owner(item: Any, backend: AnyBackend) -> None:  # Any: a stream of a pl
 
 
 _objects.bind(resolve, owner, note_owner)
+
+
+def _after_fork() -> None:
+    # Another thread of the parent may have held it, and that thread doesn't exist in the child.
+    global _lock
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import warnings
@@ -285,6 +286,16 @@ def backend(device: DeviceArg = None, *, name: str | None = None) -> AnyBackend:
 
 
 _handles.bind(sys.modules[__name__])
+
+
+def _after_fork() -> None:
+    # Another thread of the parent may have held it, and that thread doesn't exist in the child.
+    global _named_lock
+    _named_lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
 
 __all__ = [
     "Event",

@@ -258,3 +258,11 @@ def test_a_stream_that_is_not_ours_refuses_an_event_of_ours():
     for call in (theirs.wait_event, theirs.record_event):
         with pytest.raises((RuntimeError, TypeError)):
             call(event)
+
+
+def test_a_class_of_ones_own_over_stream_is_refused_and_not_replaced():
+    class Mine(devstream.Stream):
+        pass
+
+    with pytest.raises(TypeError, match="Stream itself"):
+        Mine("cpu")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import inspect
+import subprocess
+import sys
 import threading
 import weakref
 
@@ -513,3 +515,42 @@ def test_synchronize_of_one_device_leaves_the_other_alone():
     latch.release()
     devstream.synchronize("cpu:1")
     assert far.query()
+
+
+FORKED_UNDER_LOCKS = """
+import os, threading
+import devstream
+from devstream import _observe, _registry, _streams
+
+taken, go_on = threading.Event(), threading.Event()
+
+def hold():
+    with _registry._lock, _streams._named_lock, _observe._lock:
+        taken.set()
+        go_on.wait()
+
+devstream.current_stream("cpu")
+threading.Thread(target=hold, daemon=True).start()
+taken.wait()
+child = os.fork()
+if child == 0:
+    devstream.named_stream("after the fork", "cpu")
+    with _observe.subscribe(print):
+        pass
+    _registry.load("cpu")
+    os._exit(0)
+pid, status = os.waitpid(child, 0)
+go_on.set()
+print(os.waitstatus_to_exitcode(status))
+"""
+
+
+def test_a_child_forked_while_a_thread_held_the_locks_goes_on():
+    found = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORKED_UNDER_LOCKS],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert found.stdout.strip() == "0", found.stderr
