@@ -232,7 +232,7 @@ class Backend(abc.ABC, Generic[StreamT, EventT]):
     def adopt_event(self, native: object) -> EventT:
         """Return the event of ours that is *native*, or raise ``StreamTypeError``."""
         raise StreamTypeError(
-            operation="a verb", got=native, expected=f"a devstream.Event of backend {self.name!r}"
+            operation="an event argument", got=native, expected=f"a devstream.Event of backend {self.name!r}"
         )
 
     def wrap_handle(self, handle: int, index: int, owner: object = None) -> StreamT:

@@ -233,7 +233,9 @@ class AcceleratorBackend(Backend[AcceleratorStream, torch.Event]):
         if isinstance(native, AcceleratorStream) and native._backend is self:
             return native
         if not isinstance(native, torch.Stream) or native.device.type != self.device_type:
-            raise StreamTypeError(operation="a verb", got=native, expected=f"a stream of {self.device_type!r}")
+            raise StreamTypeError(
+                operation="a stream argument", got=native, expected=f"a stream of {self.device_type!r}"
+            )
         return self._same_queue(native, external="External" in type(native).__name__)
 
     def _same_queue(self, native: torch.Stream, *, external: bool, owner: object = None) -> AcceleratorStream:
@@ -282,7 +284,9 @@ class AcceleratorBackend(Backend[AcceleratorStream, torch.Event]):
             device: torch.device | None = native.device
             if device is None or device.type == self.device_type:
                 return native
-        raise StreamTypeError(operation="a verb", got=native, expected=f"an event of {self.device_type!r}")
+        raise StreamTypeError(
+            operation="an event argument", got=native, expected=f"an event of {self.device_type!r}"
+        )
 
     def is_recorded(self, event: torch.Event) -> bool | None:
         """Say whether torch has made the real event, which it does at the first record."""

@@ -283,7 +283,7 @@ class CpuBackend(Backend[CpuStream, CpuEvent]):
             if stream is not native and key not in natives:
                 natives[key] = (weakref.ref(native, lambda _: natives.pop(key, None)), stream)
             return stream
-        raise StreamTypeError(operation="a verb", got=native, expected="a stream of the CPU")
+        raise StreamTypeError(operation="a stream argument", got=native, expected="a stream of the CPU")
 
     def wrap_handle(self, handle: int, index: int, owner: object = None) -> CpuStream:
         """Return the live stream with this id."""
@@ -342,7 +342,7 @@ class CpuBackend(Backend[CpuStream, CpuEvent]):
         if isinstance(native, torch.Event) and native.device.type == "cpu":
             with self._lock:
                 return self._native_events.setdefault(native, CpuEvent(None))
-        raise StreamTypeError(operation="a verb", got=native, expected="an event of the CPU")
+        raise StreamTypeError(operation="an event argument", got=native, expected="an event of the CPU")
 
     def event_index(self, event: CpuEvent) -> int | None:
         """Return the virtual device that the event is bound to."""

@@ -156,10 +156,12 @@ class CudaBackend(AcceleratorBackend):
             version, handle = native.__cuda_stream__()
             if version != 0:
                 raise StreamTypeError(
-                    operation="a verb", got=f"version {version} of __cuda_stream__", expected="version 0"
+                    operation="a stream argument",
+                    got=f"version {version} of __cuda_stream__",
+                    expected="version 0",
                 )
             return self.wrap_handle(handle, _device_of(native, self.current_index()), owner=native)
-        raise StreamTypeError(operation="a verb", got=native, expected="a CUDA stream")
+        raise StreamTypeError(operation="a stream argument", got=native, expected="a CUDA stream")
 
     def wrap_handle(self, handle: int, index: int, owner: object = None) -> AcceleratorStream:
         """Return the stream with this ``cudaStream_t``; 0 and 1 (legacy) are the default stream."""
