@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -11,6 +12,8 @@ from devstream.exceptions import DevstreamError
 
 #: What a shell reports for a program that Ctrl-C ended.
 _INTERRUPTED = 130
+#: What a shell reports for a program whose reader went away.
+_BROKEN_PIPE = 141
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,6 +31,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (DevstreamError, UsageError) as error:
         sys.stderr.write(f"devstream {options.command}: {error}\n")
         return 2
+    except BrokenPipeError:  # whoever read the output, `head` for instance, has seen enough
+        # Python would complain once more at exit, when it writes what is left.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _BROKEN_PIPE
     except OSError as error:  # a disk that is full, a file that went away meanwhile
         sys.stderr.write(f"devstream {options.command}: {error}\n")
         return 2

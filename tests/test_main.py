@@ -214,3 +214,17 @@ def test_ctrl_c_leaves_no_file_and_no_traceback(
     assert "interrupted" in capsys.readouterr().err
     assert list(home.iterdir()) == []
     assert not (tmp_path / "cache").exists()
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    # Unbuffered, so that the write that fails is the command's own.
+    found = subprocess.run(
+        f"'{sys.executable}' -u -m devstream info --json | true; exit ${{PIPESTATUS[0]}}",
+        shell=True,
+        executable="/bin/bash",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.stderr == ""
+    assert found.returncode == 141
