@@ -42,6 +42,8 @@ strict_depth = 0
 
 _NO_SUBCLASS = "devstream.Stream itself to be called: each backend hands out a class of its own"
 
+_NO_PICKLE = "no stream, for a queue can't leave its process; call devstream.named_stream(purpose) after loading"
+
 _unrecorded_waits_logged: set[tuple[str, int]] = set()
 
 _resolve: Callable[[DeviceArg], tuple[AnyBackend, int | None]]
@@ -79,6 +81,8 @@ class Stream(torch.Stream):
 
     _backend: ClassVar[AnyBackend]
     _handle: torch.Tensor | None = None
+    #: What was asked for, before it was clamped; `priority` is what was granted.
+    requested_priority: PriorityArg = 0
 
     def __new__(cls, device: DeviceArg = None, *, priority: PriorityArg = 0) -> Stream:  # noqa: PYI034 - see below
         """Return a stream of the class that the device's backend hands out."""
@@ -137,14 +141,7 @@ class Stream(torch.Stream):
         return self
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
-        raise StreamTypeError(
-            operation="pickle",
-            got=describe(self, self._backend),
-            expected=(
-                "no stream, since a queue can't leave its process; keep its purpose and call "
-                "devstream.named_stream(purpose, device) after loading"
-            ),
-        )
+        raise StreamTypeError(operation="pickle", got=describe(self, self._backend), expected=_NO_PICKLE)
 
     def __repr__(self) -> str:
         index = self._backend.stream_index(self)
@@ -158,9 +155,11 @@ def create_stream(device: DeviceArg, priority: PriorityArg) -> Any:  # Any: a pl
 
 
 def make_stream(backend: AnyBackend, index: int, priority: PriorityArg) -> Any:  # Any: see create_stream
-    """Return a new stream of device *index* of *backend*, its priority clamped."""
+    """Return a new stream of *backend*, its priority clamped."""
     made = backend.create_stream(index, priority=clamp_priority(priority, backend.priority_range(index)))
-    if not isinstance(made, Stream):
+    if isinstance(made, Stream):
+        made.requested_priority = priority
+    else:
         _note_owner(made, backend)
     return made
 

@@ -88,7 +88,11 @@ def load(name: str, *, decided_by: str = "name=") -> AnyBackend:
 def usable(name: str, *, decided_by: str = "name=") -> AnyBackend:
     """Return the backend called *name*, or raise `BackendUnavailableError` with its reason."""
     backend = load(name, decided_by=decided_by)
-    reason = backend.unavailable_reason()
+    try:
+        reason = backend.unavailable_reason()
+    except (Exception, SystemExit) as error:  # as above: who asked is told whose code failed
+        reason = f"asking it raised {type(error).__name__}: {error}"
+        raise BackendUnavailableError(name=name, reason=reason) from error
     if reason is not None:
         raise BackendUnavailableError(name=name, reason=reason)
     return backend
@@ -144,7 +148,7 @@ def _make(name: str, decided_by: str) -> AnyBackend:
         backend = point.load()() if factory is None else factory()
     except BackendError:
         raise
-    except Exception as error:  # a plug-in's code may raise anything; it is re-raised with its name
+    except (Exception, SystemExit) as error:  # a plug-in's code may raise anything; re-raised with its name
         cause = f"{type(error).__name__}: {error}"
         raise BackendLoadError(name=name, distribution=distribution, cause=cause) from error
     if isinstance(backend, Backend):

@@ -13,6 +13,7 @@ import pytest
 
 from devstream import _registry
 from devstream.__main__ import main
+from devstream.cli import _demo as demo_command
 from devstream.demo import compare
 from devstream.exceptions import CacheWarning
 
@@ -228,3 +229,25 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
     )
     assert found.stderr == ""
     assert found.returncode == 141
+
+
+def test_a_device_file_or_a_link_is_not_replaced(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (home / "link").symlink_to(home / "target")
+    assert main([*TINY, "--json", str(home / "link")]) == 2
+    assert "link" in capsys.readouterr().err
+    assert main([*TINY, "--json", "/dev/null"]) == 2
+    assert not Path("/dev/null").is_file()
+
+
+def test_a_cache_with_impossible_rates_is_ignored_with_one_warning(home: Path) -> None:
+    cache = home.parent / "cache" / "devstream" / "demo.json"
+    cache.parent.mkdir(parents=True)
+    cache.write_text(
+        '{"kind": "devstream.demo.cache", "schema": 1, "tokens_per_s": {"x": NaN, "y": -3, "z": true}}'
+    )
+    kind = demo_command.CACHE_KIND
+    cache.write_text(cache.read_text().replace("devstream.demo.cache", kind))
+    with pytest.warns(CacheWarning, match="no rates"):
+        main([*TINY, "--steps", "2", "--json", str(home / "out.json")])
+    assert (home / "out.json").is_file()
+    assert "NaN" not in cache.read_text()

@@ -266,3 +266,9 @@ def test_a_class_of_ones_own_over_stream_is_refused_and_not_replaced():
 
     with pytest.raises(TypeError, match="Stream itself"):
         Mine("cpu")
+
+
+def test_the_priority_that_was_asked_for_is_recorded_beside_the_granted_one():
+    stream = devstream.Stream("cpu", priority=-5)
+    assert (stream.requested_priority, stream.priority) == (-5, 0)
+    assert devstream.Stream("cpu").requested_priority == 0

@@ -85,7 +85,6 @@ class CpuStream(Stream):
     """A queue of the CPU. ``with s:`` makes it current in this thread."""
 
     tail: Point | None
-    requested_priority: int
     worker: Worker
 
     def __new__(cls, backend: CpuBackend, index: int, stream_id: int, requested_priority: int = 0) -> Self:
@@ -406,9 +405,10 @@ class CpuBackend(Backend[CpuStream, CpuEvent]):
 
     def copy(self, destination: torch.Tensor, source: torch.Tensor, stream: CpuStream) -> None:
         """Copy on the stream's thread."""
+        inference = torch.is_inference_mode_enabled()  # of the caller: it is where the destination was made
 
         def task() -> None:
-            with torch.no_grad():
+            with torch.inference_mode(inference), torch.no_grad():
                 destination.copy_(source)
 
         self.launch(task, stream)

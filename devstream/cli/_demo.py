@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from devstream.cli._versions import versions
 from devstream.demo.result import CACHE_KIND, CACHE_SCHEMA, KIND, SCHEMA, Result
 from devstream.demo.sizes import SIZES
 from devstream.demo.table import as_table
-from devstream.exceptions import MissingExtraError
+from devstream.exceptions import CacheWarning, MissingExtraError, warning
 from devstream.report.plot import check_available
 
 _DEFAULT_PICTURE = "devstream-demo.png"
@@ -51,6 +53,8 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError(f"--seed {options.seed}: a number from 0 to {(1 << 32) - 1}")
     json_path = None if options.json in (None, "-") else _writable("--json", options.json)
     picture, no_picture = _picture_path(options.picture)
+    if picture is not None and picture == json_path:
+        raise UsageError(f"--json and --picture both name {picture}")
     spec = _device(options.device)
     # A model that fits two CPU cores is over on an accelerator before its next kernel is launched.
     size = options.size or ("small" if spec.device.type == "cpu" else "medium")
@@ -132,6 +136,8 @@ def _writable(option: str, given: str) -> Path:
     path = Path(given).absolute()
     if path.is_dir():
         raise UsageError(f"{option} {given}: is a folder; give a file's name")
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        raise UsageError(f"{option} {given}: is a link or a device, which would be replaced; give a file's name")
     if not path.parent.is_dir():
         raise UsageError(f"{option} {given}: there is no folder {path.parent}")
     if not os.access(path.parent, os.W_OK | os.X_OK):
@@ -143,11 +149,19 @@ def _exchange_rate(result: Result) -> float | None:
     """Keep this run's tokens/s for the next one, and return those of the run before; None: there was none."""
     document = _files.read_cache(_cache(), kind=CACHE_KIND, schema=CACHE_SCHEMA) or {}
     rates = document.get("tokens_per_s")
-    rates = rates if isinstance(rates, dict) else {}
-    previous = rates.get(result.cache_key)
+    usable = {key: rate for key, rate in rates.items() if _is_rate(rate)} if isinstance(rates, dict) else {}
+    if document and usable != rates:
+        reason = "it holds rates that are no rates"
+        warnings.warn(warning(CacheWarning, path=_cache(), reason=reason), stacklevel=2)
+    rates = usable
+    previous: float | None = rates.get(result.cache_key)
     fields = {"tokens_per_s": rates | {result.cache_key: result.columns[-1].median_tokens_per_s}}
     _files.write_cache(_cache(), fields, kind=CACHE_KIND, schema=CACHE_SCHEMA)
-    return float(previous) if isinstance(previous, int | float) else None
+    return previous
+
+
+def _is_rate(value: object) -> bool:
+    return isinstance(value, float) and 0 < value < math.inf
 
 
 def _cache() -> Path:

@@ -277,3 +277,10 @@ def test_tensors_are_held_until_the_event_where_the_allocator_cannot_be_told() -
             ready.synchronize()
         copy(torch.ones(4), "meta", stream=side)
         assert not any(event is ready for event, _ in _copy._kept)
+
+
+def test_a_copy_in_inference_mode_has_the_values(device: torch.device) -> None:
+    with torch.inference_mode():
+        there, ready = copy(on(device, 3.0), device)
+        ready.synchronize()
+        assert there.eq(3.0).all()
