@@ -42,7 +42,10 @@ strict_depth = 0
 
 _NO_SUBCLASS = "devstream.Stream itself to be called: each backend hands out a class of its own"
 
-_NO_PICKLE = "no stream, for a queue can't leave its process; call devstream.named_stream(purpose) after loading"
+_NO_PICKLE = (
+    "no stream, since a queue can't leave its process; keep its purpose and call "
+    "devstream.named_stream(purpose, device) after loading"
+)
 
 _unrecorded_waits_logged: set[tuple[str, int]] = set()
 
@@ -224,9 +227,7 @@ class Event:
             _tracing.install_rules()
         # A stream is a frequent slip for a device, and torch would take it for one.
         if isinstance(device, torch.Stream):
-            raise StreamTypeError(
-                operation="Event(device)", got=device, expected="a device, such as stream.device"
-            )
+            raise StreamTypeError(operation="Event(device)", got=device, expected="a device, as stream.device is")
         backend, index = _resolve(device)
         self._setup(backend, index if device is not None else None, enable_timing, blocking, interprocess)
 
