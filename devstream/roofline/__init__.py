@@ -1,0 +1,1 @@
+"""Where the time goes, from first principles, and what would help."""
