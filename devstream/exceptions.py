@@ -14,6 +14,8 @@
     │  ├─ GraphError                + ValueError
     │  ├─ WriteBackError
     │  └─ ProofError
+    ├─ MeasurementError             + RuntimeError
+    ├─ DiagnosisError               + RuntimeError
     └─ StreamError                  + RuntimeError
        ├─ DeviceMismatchError       + ValueError
        ├─ EventNotRecordedError     + ValueError
@@ -346,6 +348,35 @@ class ProofError(OrderingError):
         )
 
 
+# -- measuring -------------------------------------------------------------------------------------------
+
+
+class MeasurementError(DevstreamError, RuntimeError):
+    """A device's ceilings could not be measured. Facts: *what*, *device*, *cause*."""
+
+    def __init__(self, *, what: str, device: str, cause: str) -> None:
+        super().__init__(what=what, device=device, cause=cause)
+
+    def __str__(self) -> str:
+        return (
+            f"measuring {self.device} failed at '{self.what}': {self.cause}. Nothing was kept; stop what else "
+            "runs on the device and uses its memory, and run the measurement again"
+        )
+
+
+class DiagnosisError(DevstreamError, RuntimeError):
+    """The function under diagnosis raised. Facts: *function*, *phase*, *cause*, *line* (of the user's code)."""
+
+    def __init__(self, *, function: str, phase: str, cause: str, line: str) -> None:
+        super().__init__(function=function, phase=phase, cause=cause, line=line)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.function} raised {self.cause} at {self.line or 'an unknown line'}, {self.phase}; make it run "
+            "several times with the same arguments, and diagnose it then"
+        )
+
+
 # -- warnings --------------------------------------------------------------------------------------------
 
 
@@ -408,6 +439,7 @@ __all__ = [
     "DeviceMismatchError",
     "DevstreamError",
     "DevstreamWarning",
+    "DiagnosisError",
     "EventNotReadyError",
     "EventNotRecordedError",
     "EventOverwrittenWarning",
@@ -415,6 +447,7 @@ __all__ = [
     "ForkedProcessError",
     "GraphError",
     "IpcHandleError",
+    "MeasurementError",
     "MissingExtraError",
     "OrderingError",
     "ProofError",

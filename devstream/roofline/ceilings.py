@@ -36,6 +36,7 @@ class Ceilings:
         memory_bytes: of the device's memory; 0: unknown.
         units: multiprocessors; 1: unknown.
         ranks: of *collectives*.
+        inline: operations run in the caller, as on the CPU, so that issuing costs nothing beside running.
         missing: what was not measured, and why.
     """
 
@@ -57,6 +58,7 @@ class Ceilings:
     memory_bytes: float = 0.0
     units: int = 1
     ranks: int = 1
+    inline: bool = False
     missing: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -28,7 +28,7 @@ class Curve:
 
     Attributes:
         points: ``(amount, seconds)``, amounts rising, seconds never falling, all above 0.
-        error: relative error that a time read from here may have. See `measured`.
+        error: relative error of the points themselves. See `measured`, and `error_at` for what is read between.
     """
 
     points: tuple[tuple[float, float], ...]
@@ -52,10 +52,9 @@ class Curve:
     def measured(cls, samples: Iterable[tuple[float, float]], *, spread: float = 0.0) -> Self:
         """Return the curve of *samples*, ``(amount, seconds)`` in any order, amounts more than once too.
 
-        Times of one amount are merged to their geometric mean; a time below that of a smaller amount is raised
-        to it. The error is the largest of *spread*, of what merging and raising changed, and of how far each
-        inner point lies from the line between its neighbours. The last overstates it: a time that is asked for
-        later has neighbours at half that distance.
+        Times of one amount are merged to their geometric mean; where a time falls although the amount rises, it
+        and its neighbours get one mean. The error is the larger of *spread* and of what this changed (root mean
+        square).
 
         Args:
             samples: one or more.
@@ -64,14 +63,14 @@ class Curve:
         found: dict[float, list[float]] = {}
         for amount, seconds in samples:
             found.setdefault(amount, []).append(seconds)
-        merged = [(amount, statistics.geometric_mean(found[amount])) for amount in sorted(found)]
-        longest = itertools.accumulate((seconds for _, seconds in merged), max)
-        points = tuple((amount, seconds) for (amount, _), seconds in zip(merged, longest, strict=True))
-        own = max(
-            (abs(seconds / one - 1) for amount, seconds in points for one in found[amount]),
-            default=0.0,
+        amounts = sorted(found)
+        logs = [statistics.fmean(math.log(seconds) for seconds in found[amount]) for amount in amounts]
+        weights = [len(found[amount]) for amount in amounts]
+        points = tuple(
+            (amount, math.exp(log)) for amount, log in zip(amounts, _rising(logs, weights), strict=True)
         )
-        return cls(points, max(spread, own, leave_one_out(points)))
+        changes = [seconds / one - 1 for amount, seconds in points for one in found[amount]]
+        return cls(points, max(spread, math.sqrt(statistics.fmean(change**2 for change in changes))))
 
     def seconds(self, amount: float) -> float:
         """Return the time for *amount*; never less for more."""
@@ -83,19 +82,42 @@ class Curve:
             return lower[1] * (amount / lower[0])
         return _between(lower, self.points[index], amount)
 
+    def error_at(self, amount: float) -> float:
+        """Return the relative error that a time read at *amount* may have.
+
+        Between points that is the points' own, or half of what either neighbour would be off if it were read from
+        the points around it: half, because the reading has its neighbours at half that distance.
+        """
+        index = bisect_right(self.points, amount, key=lambda point: point[0])
+        around = [one for one in (index - 1, index) if 0 < one < len(self.points) - 1]
+        return max([self.error, *(leave_one_out(self.points[one - 1 : one + 2]) / 2 for one in around)])
+
     def rate(self, amount: float) -> float:
         """Return amount per second at *amount*."""
         return amount / self.seconds(amount)
 
     @property
     def peak(self) -> float:
-        """The best rate of all points: the ceiling."""
+        """The best rate of all points, whatever the size."""
         return max(amount / seconds for amount, seconds in self.points)
 
     @property
     def latency(self) -> float:
         """Seconds of the smallest amount that was measured."""
         return self.points[0][1]
+
+
+def _rising(values: Sequence[float], weights: Sequence[int]) -> list[float]:
+    """Return the nearest sequence that never falls, by weighted least squares (pool adjacent violators)."""
+    blocks: list[tuple[float, int, int]] = []  # mean, weight, length
+    for value, weight in zip(values, weights, strict=True):
+        mean, total, length = value, weight, 1
+        while blocks and blocks[-1][0] > mean:
+            other, more, longer = blocks.pop()
+            mean = (mean * total + other * more) / (total + more)
+            total, length = total + more, length + longer
+        blocks.append((mean, total, length))
+    return [mean for mean, _, length in blocks for _ in range(length)]
 
 
 def _between(lower: tuple[float, float], upper: tuple[float, float], amount: float) -> float:
@@ -255,7 +277,10 @@ class AlphaBeta:
         xx, xy, yy = (sum(row[i] * row[j] for row in rows) for i, j in ((0, 0), (0, 1), (1, 1)))
         x, y = (sum(row[i] for row in rows) for i in (0, 1))
         determinant = xx * yy - xy * xy
-        alpha, beta = (x * yy - y * xy) / determinant, (y * xx - x * xy) / determinant
+        # Sizes that are nearly one can't tell latency from rate: then all of it is rate.
+        solved = determinant > 1e-9 * xx * yy
+        alpha = (x * yy - y * xy) / determinant if solved else -1.0
+        beta = (y * xx - x * xy) / determinant if solved else 0.0
         if alpha < 0:  # no latency seen: the rate alone
             alpha, beta = 0.0, y / yy
         elif beta <= 0:  # no rate seen: the sizes are too small; the largest says at least this much

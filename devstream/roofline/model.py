@@ -159,7 +159,7 @@ def predict_op(counts: Counts, ceilings: Ceilings) -> Prediction:
     for way, size in counts.link_bytes.items():
         curve = ceilings.curve(f"link {way}")
         if curve is not None:
-            seconds, error = max(seconds, curve.seconds(size)), curve.error
+            seconds, error = max(seconds, curve.seconds(size)), curve.error_at(size)
     return Prediction(seconds, error, ideal)
 
 
@@ -182,12 +182,12 @@ def _from_curve(counts: Counts, ceilings: Ceilings) -> tuple[float, float] | Non
     if found is None:
         return None
     curve, amount = found
-    times = [(curve.seconds(amount), curve.error)]
+    times = [(curve.seconds(amount), curve.error_at(amount))]
     if counts.kind.startswith(("matmul", "attention")):
         # A thin matmul waits for memory, which its own curve, measured on square ones, doesn't know.
         copy = ceilings.curve("pointwise") or ceilings.curve("copy")
         if copy is not None and counts.memory_bytes > 0:
-            times.append((copy.seconds(counts.memory_bytes), copy.error))
+            times.append((copy.seconds(counts.memory_bytes), copy.error_at(counts.memory_bytes)))
     return max(times)
 
 

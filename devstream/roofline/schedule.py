@@ -87,7 +87,7 @@ def predict_graph(tasks: Sequence[Task], ceilings: Ceilings, *, captured: bool =
         weighted += seconds * (prediction.error if task.seconds is None else 0.0)
     issued, host = [], 0.0
     for task in tasks:
-        if not captured:
+        if not (captured or ceilings.inline):
             host += ceilings.launch_s * task.counts.launches if task.host_s is None else task.host_s
         issued.append(host)
     spans = _run(tasks, own, demands, issued)
