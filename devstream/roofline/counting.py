@@ -13,9 +13,10 @@ import sys
 import sysconfig
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from traceback import FrameSummary
 from types import FrameType
 from typing import Any, Self
 
@@ -29,10 +30,10 @@ from devstream._compat.autograd import (
     next_sequence_number,
     running_sequence_number,
 )
-from devstream.roofline.formulas import Described, describe, nbytes
+from devstream.roofline.formulas import Described, describe, is_free, nbytes
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
-_HERE = os.path.dirname(__file__) + os.sep
+_HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _LIBRARY = sysconfig.get_path("stdlib") + os.sep
 _PACKAGES = os.path.dirname(os.path.dirname(torch.__file__)) + os.sep
 
@@ -81,11 +82,13 @@ class Counted:
         ops: in the order of their issue.
         kept: alive at the begin of the backward, the largest first; empty without a backward.
         largest: the largest storage that was made: bytes, and the index of the operation.
+        sizes: bytes of each storage, by its number.
     """
 
     ops: list[Op] = field(default_factory=list)
     kept: list[Kept] = field(default_factory=list)
     largest: tuple[float, int] | None = None
+    sizes: dict[int, float] = field(default_factory=dict)
 
 
 class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's __init_subclass__
@@ -128,6 +131,9 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's __
         if parts is not NotImplemented:
             return parts
         index = len(self.counted.ops)
+        if is_free(func):
+            self._note_place()
+            return func(*args, **kwargs)
         with self._around(index):
             out = func(*args, **kwargs)
         what = describe(func, args, kwargs, out)
@@ -140,9 +146,6 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's __
     def _add(self, name: str, what: Described, inputs: Any, out: Any) -> None:  # Any: what torch's operators take
         index = len(self.counted.ops)
         module, line, backward = self._note_place()
-        if backward and not self.saw_backward:
-            self.saw_backward = True
-            self._keep()
         reads = tuple(self._number(leaf, None) for leaf in tree_leaves(inputs) if _has_storage(leaf))
         before = self._numbers
         writes = tuple(self._number(leaf, index) for leaf in tree_leaves(out) if _has_storage(leaf))
@@ -156,6 +159,9 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's __
         running = running_sequence_number()
         if running is None:
             return (*self._placed(self._modules.current(), user_line()), False)
+        if not self.saw_backward:
+            self.saw_backward = True
+            self._keep()
         module, line = self._places.get(running, ("", ""))
         # A backward in Python (of a torch.autograd.Function) has a line of its own.
         line = user_line(in_backward=True) or line
@@ -178,6 +184,7 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's __
             self._numbers += 1
             # The whole storage: views hold on to all of it.
             size = float(storage.nbytes()) if tensor.device.type != "meta" else nbytes(tensor)
+            self.counted.sizes[number] = size
             self._makers[number] = (size, -1 if maker is None else maker)
         return number
 
@@ -251,6 +258,13 @@ def user_line(*, in_backward: bool = False) -> str:
     return ""
 
 
+def user_line_of(frames: Sequence[FrameSummary]) -> str:
+    """Return the innermost line of a traceback that is the user's; or ``""``."""
+    return next(
+        (f"{_short(one.filename)}:{one.lineno}" for one in reversed(frames) if not _is_foreign(one.filename)), ""
+    )
+
+
 def _is_foreign(file: str) -> bool:
     if file.startswith((_TORCH, _HERE, "<")):
         return True
@@ -321,4 +335,4 @@ def count_with(counter: Counter, function: Callable[..., Any], *args: Any, **kwa
     return counter.counted
 
 
-__all__ = ["Counted", "Counter", "Kept", "Op", "count", "count_with", "run_backward", "user_line"]
+__all__ = ["Counted", "Counter", "Kept", "Op", "count", "count_with", "run_backward", "user_line", "user_line_of"]

@@ -183,6 +183,11 @@ class Described:
     fusable: bool = False
 
 
+def is_free(func: Any) -> bool:
+    """Say whether an operator moves and computes nothing: a view, an allocation."""
+    return func.is_view or func._schema.name.partition("::")[2] in _ALLOCATIONS
+
+
 def describe(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> Described | None:
     """Return what an operation that ran does; None where it moves and computes nothing (a view, an allocation).
 
@@ -198,9 +203,7 @@ def describe(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any
     outputs = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
     if "c10d" in namespace:
         return _collective(name, inputs, outputs)
-    if name in _ALLOCATIONS or func.is_view:
-        return None
-    if not inputs and not outputs:
+    if is_free(func) or not (inputs or outputs):
         return None
     link = _link(name, inputs, outputs)
     if link is not None:
@@ -456,4 +459,4 @@ def _collective(name: str, inputs: list[torch.Tensor], outputs: list[torch.Tenso
     return Described("collective", Counts("collective", collective_bytes={kind: largest}))
 
 
-__all__ = ["CONTRACTIONS", "OPERATOR_CLASSES", "Described", "describe", "matmul_shape", "nbytes"]
+__all__ = ["CONTRACTIONS", "OPERATOR_CLASSES", "Described", "describe", "is_free", "matmul_shape", "nbytes"]

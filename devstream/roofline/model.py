@@ -15,7 +15,7 @@ measured at that size, and the ratio of the two says how far from the ceiling it
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Self
 
 from devstream.roofline.ceilings import Ceilings
@@ -64,6 +64,20 @@ class Counts:
             link_bytes=_added(self.link_bytes, other.link_bytes),
             collective_bytes=_added(self.collective_bytes, other.collective_bytes),
             launches=self.launches + other.launches,
+        )
+
+    def scaled(self, factor: float) -> Counts:
+        """Return *factor* times these FLOPs and bytes, in as many launches; a part of a matmul has no shape."""
+        return Counts(
+            kind=self.kind,
+            matmul_flops={key: factor * value for key, value in self.matmul_flops.items()},
+            vector_flops={key: factor * value for key, value in self.vector_flops.items()},
+            read_bytes=factor * self.read_bytes,
+            write_bytes=factor * self.write_bytes,
+            link_bytes={key: factor * value for key, value in self.link_bytes.items()},
+            collective_bytes={key: factor * value for key, value in self.collective_bytes.items()},
+            launches=self.launches,
+            shape=self.shape if factor == 1.0 else None,
         )
 
     @classmethod
@@ -290,11 +304,6 @@ def ridge(ceilings: Ceilings, dtype: str) -> float | None:
     return peak / rate if peak and rate else None
 
 
-def without_launch(counts: Counts) -> Counts:
-    """Return *counts* as a part of another kernel: same FLOPs and bytes, no launch of its own."""
-    return replace(counts, launches=0)
-
-
 __all__ = [
     "CLASSES",
     "UNKNOWN_ERROR",
@@ -309,5 +318,4 @@ __all__ = [
     "predict_op",
     "predict_transfer",
     "ridge",
-    "without_launch",
 ]

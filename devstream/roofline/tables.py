@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 from devstream.roofline.ceilings import Ceilings
 from devstream.roofline.devices import Datasheet
+
+if TYPE_CHECKING:  # diagnosis knows tables
+    from devstream.roofline.diagnosis import Action, Diagnosis, Region
 
 _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
@@ -102,4 +108,128 @@ def _promised(kind: str, rest: str, sheet: Datasheet | None) -> str:
     return quantity(sheet.memory_bytes_per_s, "B/s") if kind in ("copy", "read", "write", "pointwise") else ""
 
 
-__all__ = ["ceiling_rows", "duration", "quantity", "size"]
+# -- diagnoses -------------------------------------------------------------------------------------------
+
+REGION_HEADS = (
+    "",
+    "time",
+    "of time",
+    "of FLOPs",
+    "FLOP/s",
+    "B/s",
+    "FLOP/B",
+    "of compute",
+    "of memory",
+    "class",
+)
+
+
+def region_rows(regions: Sequence[Region]) -> list[tuple[str, ...]]:
+    """Return a row a region; the columns are `REGION_HEADS`."""
+    return [
+        (
+            one.name,
+            duration(one.seconds),
+            f"{one.time_share:.1%}",
+            f"{one.flops_share:.1%}",
+            quantity(one.flops_per_s, "").strip() if one.counts.flops else "",
+            quantity(one.bytes_per_s, "").strip() if one.counts.memory_bytes else "",
+            f"{one.counts.intensity:.3g}" if one.counts.intensity else "",
+            f"{one.shares['compute']:.0%}" if one.counts.flops else "",
+            f"{one.shares['memory']:.0%}" if one.counts.memory_bytes else "",
+            one.bound,
+        )
+        for one in regions
+    ]
+
+
+def summary(diagnosis: Diagnosis) -> list[str]:
+    """Return the first lines: the class, idle time, memory."""
+    total = sum(diagnosis.class_s.values()) or 1.0
+    classes = ", ".join(
+        f"{name} {seconds / total:.0%}"
+        for name, seconds in sorted(diagnosis.class_s.items(), key=lambda one: -one[1])
+        if seconds > 0.005 * total
+    )
+    where = f"{diagnosis.function} on {diagnosis.device} ({diagnosis.ceilings.name})"
+    lines = [
+        f"{where}: {diagnosis.bound}-bound, {duration(diagnosis.wall_s)} a run",
+        f"Time by class, of a run: {classes}",
+        f"The device is idle {diagnosis.idle_share:.0%} of a run",
+    ]
+    memory = diagnosis.memory
+    told = (
+        ("capacity", memory.capacity),
+        ("used", memory.used),
+        ("peak", memory.peak),
+        ("reserved", memory.reserved),
+    )
+    text = ", ".join(f"{name} {size(value)}" for name, value in told if value is not None)
+    if text:
+        lines.append(f"Memory: {text}")
+    if memory.largest is not None:
+        lines.append(f"Largest block: {size(memory.largest)}, made by {memory.largest_where}")
+    return lines
+
+
+def action_lines(actions: Sequence[Action], wall_s: float, *, most: int = 8) -> list[str]:
+    """Return the top actions, a line each, with what they gain."""
+    lines = []
+    for one in actions[:most]:
+        gains = []
+        if one.gain_s > 0:
+            gains.append(f"saves about {duration(one.gain_s)} ({one.gain_s / wall_s:.0%}) a run")
+        if one.gain_bytes > 0:
+            gains.append(f"frees {size(one.gain_bytes)}")
+        if one.gain_s < 0:
+            gains.append(f"costs about {duration(-one.gain_s)} ({-one.gain_s / wall_s:.0%}) a run")
+        lines.append(f"{', '.join(gains) or 'no gain'}: {one.text}.")
+    return lines
+
+
+def as_text(diagnosis: Diagnosis, *, most: int = 12) -> str:
+    """Return the whole diagnosis as plain text, *most* rows a table."""
+    lines = summary(diagnosis)
+    tables = (
+        ("By class of operators", diagnosis.by_class),
+        ("By module", diagnosis.by_module),
+        ("By line", diagnosis.by_line),
+        ("By kernel", diagnosis.by_kernel),
+    )
+    for title, regions in tables:
+        if regions:
+            rows = region_rows([*regions[:most], diagnosis.total])
+            lines += ["", plain_table((title, *REGION_HEADS[1:]), rows)]
+    if diagnosis.actions:
+        lines += ["", "What would help, each taken alone:"]
+        lines += [
+            f"  {number}. {line}"
+            for number, line in enumerate(action_lines(diagnosis.actions, diagnosis.wall_s), 1)
+        ]
+    lines += ["", *diagnosis.notes] if diagnosis.notes else []
+    return "\n".join(lines)
+
+
+def plain_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table in plain characters, the first column to the left and all others to the right."""
+    widths = [max(len(row[column]) for row in (heads, *rows)) for column in range(len(heads))]
+
+    def line(cells: Sequence[str]) -> str:
+        first, *others = zip(cells, widths, strict=True)
+        return "  ".join([first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in others)]).rstrip()
+
+    return "\n".join([line(heads), line(["-" * width for width in widths]), *(line(row) for row in rows)])
+
+
+__all__ = [
+    "REGION_HEADS",
+    "action_lines",
+    "as_text",
+    "ceiling_rows",
+    "duration",
+    "plain_table",
+    "quantity",
+    "region_rows",
+    "size",
+    "summary",
+]
