@@ -226,7 +226,9 @@ def _traced(
     synchronize(device)
     with ExitStack() as stack:
         try:
-            running = stack.enter_context(profile(activities=activities, record_shapes=shapes))
+            # acc_events: torch 2.11 warns of a loss of events over several cycles, of which there is one here.
+            profiler = profile(activities=activities, record_shapes=shapes, acc_events=True)
+            running = stack.enter_context(profiler)
         except RuntimeError as error:  # another profiler runs
             raise _no_profiler(backend, str(error).splitlines()[0]) from error
         call()

@@ -149,9 +149,10 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's __
         reads = tuple(self._number(leaf, None) for leaf in tree_leaves(inputs) if _has_storage(leaf))
         before = self._numbers
         writes = tuple(self._number(leaf, index) for leaf in tree_leaves(out) if _has_storage(leaf))
-        made = sum(self._makers[number][0] for number in set(writes) if number >= before)
-        if made and (self.counted.largest is None or made > self.counted.largest[0]):
-            self.counted.largest = (made, index)
+        fresh = [self._makers[number][0] for number in set(writes) if number >= before]
+        made, largest = sum(fresh), max(fresh, default=0.0)
+        if largest and (self.counted.largest is None or largest > self.counted.largest[0]):
+            self.counted.largest = (largest, index)
         self.counted.ops.append(Op(index, name, what, module, line, backward, reads, writes, made))
 
     def _note_place(self) -> tuple[str, str, bool]:

@@ -85,7 +85,7 @@ def _roofline(axes: Any, diagnosis: Diagnosis) -> None:  # Any: matplotlib is im
     for intensity, flops_per_s, share, bound, name in placed:
         axes.scatter([intensity], [flops_per_s], s=max(8.0, 2000 * share), color=_COLORS[bound], alpha=0.6)
         if name in named:
-            axes.annotate(_shortened(name), (intensity, flops_per_s), fontsize=7, ha="center", va="center")
+            axes.annotate(_shortened(name), (intensity, flops_per_s), fontsize=7, ha="center", va="bottom")
     for bound in dict.fromkeys(bound for *_, bound, _ in placed):
         axes.scatter([], [], color=_COLORS[bound], label=f"{bound}-bound")
     if placed:
