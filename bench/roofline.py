@@ -4,8 +4,8 @@
 
 Parts (default: all): measure, predict, classes, chain, multiply, batch. `predict` looks at sizes of which
 `measure` has none. A time is the lower quartile of rounds by the device's own clock. ``--quick`` takes small
-sizes, to see that it runs; its figures mean nothing. bench/roofline_judge.py holds the classes against counters, or
-against doubled work.
+sizes, to see that it runs; its figures mean nothing. bench/roofline_judge.py holds the classes against counters
+or doubled work.
 """
 
 from __future__ import annotations
