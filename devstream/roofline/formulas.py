@@ -138,6 +138,11 @@ _ALLOCATIONS = frozenset(
         "_has_compatible_shallow_copy_type",
     }
 )
+#: Make a tensor of zeros, and put what they are given into a part of it.
+_TABLE_GRADIENTS = frozenset(
+    {"embedding_dense_backward", "_embedding_bag_backward", "_embedding_bag_dense_backward"}
+    | {"slice_backward", "select_backward", "unfold_backward"}
+)
 #: Write the whole of what they are given, without reading it.
 _OVERWRITES = frozenset({"copy_", "_foreach_copy_", "index_put_", "scatter_"}) | _FILLS
 
