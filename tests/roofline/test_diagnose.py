@@ -140,6 +140,8 @@ def test_compiled_code_is_told_by_kernel(known, tensors, device):
     assert "matmul" in names
     matmuls = next(one for one in found.by_class if one.name == "matmul")
     assert matmuls.flops_share > 0.5
+    assert "Step.up" in {one.name for one in found.by_module}  # of the code as it is written
+    assert "By module, uncompiled" in str(found)
     assert "compile" not in [action.kind for action in found.actions]
     kernels = {one.name for one in found.by_kernel}
     assert any(name == "compiled" or name.startswith("triton_") for name in kernels)
