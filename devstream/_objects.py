@@ -134,7 +134,7 @@ class Stream(torch.Stream):
         """The vendor's handle (``cudaStream_t``, ``hipStream_t``), which is not `stream_id`."""
         return self._backend.native_handle(self)
 
-    handle = _handles.handle
+    _compiled_handle = _handles.handle
 
     def __copy__(self) -> Stream:
         return self
@@ -385,7 +385,7 @@ class Event:
             _tracing.refuse("Event.recorded")
         return self._recorded
 
-    handle = _handles.handle
+    _compiled_handle = _handles.handle
 
     @property
     def device(self) -> torch.device:

@@ -46,7 +46,7 @@ def _handle_of(self: Any) -> Any:
 
 def _event_handle(trace: Trace, event: Any) -> Any:
     if getattr(event, "source", None) is not None:
-        return trace.attribute(event, "handle")
+        return trace.attribute(event, "_compiled_handle")
     return trace.inline(_handle_of, event)
 
 

@@ -272,3 +272,9 @@ def test_the_priority_that_was_asked_for_is_recorded_beside_the_granted_one():
     stream = devstream.Stream("cpu", priority=-5)
     assert (stream.requested_priority, stream.priority) == (-5, 0)
     assert devstream.Stream("cpu").requested_priority == 0
+
+
+def test_a_stream_has_no_handle_that_could_be_taken_for_the_vendors() -> None:
+    """B34 of the bug log, on every device."""
+    assert not hasattr(devstream.Stream("cpu"), "handle")
+    assert not hasattr(devstream.Event("cpu"), "handle")
