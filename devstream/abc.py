@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import abc
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar, runtime_checkable
 
@@ -118,12 +119,15 @@ class Backend(abc.ABC, Generic[StreamT, EventT]):
         context_reports: ``with s:`` over its streams reports the switch to the seam by itself.
         rerecord_overwrites: recording an event again before its last record has happened is defined; where it
             isn't, devstream takes a fresh native event for each record.
+        works_in_threads: a stream's compiled work is done by a thread of its own, so what it makes is there only when
+            that thread is done; `launch` hands work to it.
     """
 
     name: ClassVar[str]
     device_type: str
     context_reports: ClassVar[bool] = False
     rerecord_overwrites: ClassVar[bool] = True
+    works_in_threads: ClassVar[bool] = False
 
     # -- the twelve ------------------------------------------------------------------------------------
 
@@ -294,6 +298,20 @@ class Backend(abc.ABC, Generic[StreamT, EventT]):
                 destination.copy_(source, non_blocking=True)
         finally:
             # Both: *stream* may be on another device, whose own current stream must come back as well.
+            self.set_stream(here)
+            self.set_stream(previous)
+
+    def launch(self, task: Callable[[], None], stream: StreamT) -> None:
+        """Let *task*, which issues or does work, be *stream*'s next; by default it is run here, with *stream* current.
+
+        Where `works_in_threads`, returns at once, and what *task* raises is raised by whoever waits for the stream.
+        """
+        previous = self.current_stream(None)
+        here = self.current_stream(self.stream_index(stream))
+        self.set_stream(stream)
+        try:
+            task()
+        finally:
             self.set_stream(here)
             self.set_stream(previous)
 

@@ -346,6 +346,18 @@ class ProofError(OrderingError):
         )
 
 
+class MissingWaitError(OrderingError):
+    """Eager mode would race, and the user asked to be stopped. Facts: *waits* (a sentence each)."""
+
+    def __init__(self, *, waits: Iterable[str]) -> None:
+        super().__init__(waits=tuple(waits))
+
+    def __str__(self) -> str:
+        shown = "; ".join(self.waits[:10])
+        more = f"; and {len(self.waits) - 10} more" if len(self.waits) > 10 else ""
+        return f"in eager mode this code would race: {shown}{more}"
+
+
 # -- warnings --------------------------------------------------------------------------------------------
 
 
@@ -367,6 +379,10 @@ class BackendWarning(DevstreamWarning):
 
 class BlockingCopyWarning(DevstreamWarning):
     """A copy between host and device blocks the host, because its host memory is pageable."""
+
+
+class MissingWaitWarning(DevstreamWarning):
+    """Compiled code has a wait that its eager form lacks, and would race without."""
 
 
 class CacheWarning(DevstreamWarning):
@@ -416,6 +432,8 @@ __all__ = [
     "GraphError",
     "IpcHandleError",
     "MissingExtraError",
+    "MissingWaitError",
+    "MissingWaitWarning",
     "OrderingError",
     "ProofError",
     "RecordStreamWarning",

@@ -131,6 +131,7 @@ class CpuBackend(Backend[CpuStream, CpuEvent]):
     name: ClassVar[str] = "cpu"
     device_type = "cpu"
     context_reports: ClassVar[bool] = True
+    works_in_threads: ClassVar[bool] = True
 
     def __init__(self, options: CpuOptions | None = None) -> None:
         self.options = options or CpuOptions()
