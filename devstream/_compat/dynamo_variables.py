@@ -217,6 +217,13 @@ class OurStreamVariable(StreamVariable):
     def exit(self, tx: Any, *args: Any) -> Any:
         return self.open_blocks.pop().exit(tx, *args)
 
+    def var_getattr(self, tx: Any, name: str) -> Any:
+        if name != "device":
+            return super().var_getattr(tx, name)
+        # The function is traced anew for a stream of another device, if there is a way to find it again.
+        trace = Trace(tx)
+        return trace.constant(self.value.device) if self.source is None else trace.attribute(self, name)
+
     def call_method(self, tx: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
         if name == "__init__":  # of a stream that our __new__ has made
             return Trace(tx).constant(None)

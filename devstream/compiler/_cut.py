@@ -65,10 +65,12 @@ class _Cutter:
         self.count = order.end(0)
         self.root = roots(self.graph)
         keep = anchored(self.graph)
+        # An item of an operation's tuple is made with the tuple; one of a view's tuple is a view itself.
         self.ghosts = {
             item
             for item, node in enumerate(self.graph.nodes)
-            if node.kind is Kind.ITEM or (node.kind is Kind.VIEW and not keep.intersection(node.makes))
+            if (node.kind is Kind.ITEM and self.root[node.makes[0]] == node.makes[0])
+            or (node.kind in FREE_OF_WORK and not keep.intersection(node.makes))
         }
         self.attached = self._attached()
         self.stream = [self._stream(item) for item in range(self.count)]

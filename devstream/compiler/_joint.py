@@ -8,7 +8,7 @@ of its own where several do. What passes do then, they do within a stream. `unse
 [Note: Where a node without a mark goes]
 Marks come with the user's code; passes and AOT Autograd add nodes without one. A gradient's accumulation goes to
 its first user's stream, else to that of its arguments: it would bring two streams together where nothing else
-does. Any other goes where all its arguments are; one without arguments of a stream where all its users are; the
+does. So does what else autograd adds of its own between streams. Any other goes where all its arguments are; one without arguments of a stream where all its users are; the
 seeds of random numbers, which one node makes for the whole graph, to the caller's stream.
 
 [Note: The token]
@@ -107,9 +107,12 @@ def assign(graph: torch.fx.Graph) -> None:
     for node in reversed(lacking):
         if mark_of(node) is None:
             _put(node, _only(_users(node)))
+    late = _backward(graph)
     for node in lacking:
+        if mark_of(node) is None and node in late:
+            _put(node, _first(_users(node)), _first(_arguments(node)))
         if mark_of(node) is None:
-            _put(node, _only(_arguments(node)), AMBIENT if not any(_arguments(node)) else None)
+            _put(node, _only(_arguments(node)), AMBIENT if next(_arguments(node), None) is None else None)
         if mark_of(node) is None:
             streams = sorted({*_arguments(node), *_users(node)})
             raise GraphError(
@@ -119,6 +122,15 @@ def assign(graph: torch.fx.Graph) -> None:
                     f"its neighbours are on streams {streams}"
                 ),
             )
+
+
+def _backward(graph: torch.fx.Graph) -> set[torch.fx.Node]:
+    """Return what depends on a tangent."""
+    found: set[torch.fx.Node] = set()
+    for node in graph.nodes:
+        if "tangents" in str(node.target) if node.op == "placeholder" else not found.isdisjoint(node.all_input_nodes):
+            found.add(node)
+    return found
 
 
 def _put(node: torch.fx.Node, *streams: int | None) -> None:

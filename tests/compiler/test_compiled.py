@@ -1,0 +1,82 @@
+"""Compiled stream code gives eager's values and gradients, whatever it is made of."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._pytree import tree_leaves
+
+import devstream
+from devstream.compiler import backend as compiler_backend
+
+# Dynamo makes an object of torch.autograd.Function.
+pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+
+DEVICES = [pytest.param("cpu"), pytest.param("cuda", marks=pytest.mark.cuda)]
+
+
+def compiled(function: Any, **options: Any) -> Any:
+    torch.compiler.reset()
+    return torch.compile(function, backend=compiler_backend.backend, fullgraph=True, options=options)
+
+
+def run(function: Any, arguments: list[torch.Tensor]) -> list[Any]:
+    """Call and differentiate; return results, what was done to the arguments, and gradients."""
+    results = tree_leaves(function(*arguments))
+    tensors = [one for one in results if isinstance(one, torch.Tensor)]
+    asked = [one for one in tensors if one.requires_grad]
+    if asked and torch.is_grad_enabled():
+        sum((one * one).sum() for one in asked).backward()
+    found = [one.detach() if isinstance(one, torch.Tensor) else one for one in results]
+    return [*found, *(one.detach() for one in arguments), *(one.grad for one in arguments)]
+
+
+def same(got: list[Any], wanted: list[Any]) -> None:
+    assert len(got) == len(wanted)
+    for one, other in zip(got, wanted, strict=True):
+        if isinstance(other, torch.Tensor):
+            torch.testing.assert_close(one, other, rtol=2e-4, atol=2e-4)
+        else:
+            assert one == other
+
+
+def pytest_generate_tests(metafunc: Any) -> None:
+    if "program" in metafunc.fixturenames:
+        suite = load_suite()
+        metafunc.parametrize("program", suite.PROGRAMS, ids=lambda program: program.name)
+
+
+def load_suite() -> Any:
+    import importlib.util
+    import sys
+    from pathlib import Path
+
+    if "_compiler_suite" not in sys.modules:
+        spec = importlib.util.spec_from_file_location("_compiler_suite", Path(__file__).with_name("_suite.py"))
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules["_compiler_suite"] = module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    return sys.modules["_compiler_suite"]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_regions_run_eagerly(program, device):
+    function = program.make(device, devstream.Stream(device), devstream.Stream(device))
+    wanted = run(function, program.arguments(device))
+    fast = compiled(function, regions="eager", missing_waits="error")
+    for _ in range(3):
+        same(run(fast, program.arguments(device)), wanted)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_without_gradients(program, device):
+    function = program.make(device, devstream.Stream(device), devstream.Stream(device))
+    with torch.no_grad():
+        wanted = run(function, program.arguments(device))
+        fast = compiled(function, regions="eager", missing_waits="error")
+        same(run(fast, program.arguments(device)), wanted)
