@@ -72,8 +72,8 @@ def prepare(graph: torch.fx.Graph) -> None:
         GraphError: a node has no mark, and no rule says where it goes.
     """
     assign(graph)
-    if _seal(graph):
-        _add_token(graph)
+    _seal(graph)
+    _add_token(graph)
 
 
 def computes(node: torch.fx.Node) -> bool:
@@ -169,15 +169,13 @@ def _is_seal(node: torch.fx.Node) -> bool:
     return _library is not None and node.target is ops().seal.default
 
 
-def _seal(graph: torch.fx.Graph) -> bool:
-    """Seal the edges; say whether any work is on a stream of the user's."""
-    side = False
+def _seal(graph: torch.fx.Graph) -> None:
+    """Seal the edges."""
     made: dict[tuple[torch.fx.Node, int], torch.fx.Node] = {}
     for node in list(graph.nodes):
         mark = mark_of(node)
         if mark is None or not computes(node) or is_item(node):
             continue
-        side = side or mark.stream != AMBIENT
         for source in _sealable(node):
             sources = {mark_of(source)} if computes(source) else set()
             sources |= {mark_of(user) for user in source.users if computes(user)} if not sources else set()
@@ -188,7 +186,6 @@ def _seal(graph: torch.fx.Graph) -> bool:
             if key not in made:
                 made[key] = _new_seal(graph, source, mark)
             node.replace_input_with(source, made[key])
-    return side
 
 
 def _sealable(node: torch.fx.Node) -> list[torch.fx.Node]:
@@ -247,15 +244,18 @@ def _add_token(graph: torch.fx.Graph) -> None:
     output = graph.output_node()
     # The forward's outputs come first.
     results = [node for node in output.all_input_nodes if isinstance(node.meta.get("val"), torch.Tensor)]
-    if not used or not results:
+    if not tangents or not results:
         return
     with graph.inserting_before(next(node for node in graph.nodes if node.op != "placeholder")):
         token = graph.call_function(ops().token.default, (), name=TOKEN)
-    with _fakes(used[0]):
+    with _fakes(results[0]):
         token.meta["val"] = _no_token()
     set_mark(token, Mark(AMBIENT, 0))
     position = {node: number for number, node in enumerate(graph.nodes)}
-    _carry(graph, used[0], token, min(used[0].users, key=position.__getitem__), list(used[0].users))
+    if used:
+        _carry(graph, used[0], token, min(used[0].users, key=position.__getitem__), list(used[0].users))
+    else:  # gradients that depend on no tangent: the last output is one
+        _carry(graph, results[-1], token, output, [output])
     _carry(graph, results[0], token, output, [output])
 
 

@@ -85,13 +85,12 @@ class _Function:
         self, module: torch.fx.GraphModule, captured: Captured, example_inputs: Sequence[Any], options: Options
     ) -> None:
         self.module, self.options = module, options
-        self.examples = list(example_inputs)
         self.mode = inductor.fake_mode(example_inputs)
         self.resolver = Resolver(captured.streams)
         self.captured = captured
         self.lock = threading.Lock()
         streams = captured_examples(captured)
-        self.variants = {self._key(captured.queues, streams): _Variant(captured, streams, self.examples, options)}
+        self.variants = {self._key(captured.queues, streams): _Variant(captured, streams, options)}
 
     def _key(self, queues: tuple[int, ...], streams: Sequence[Any]) -> tuple[Any, ...]:
         serving = backend_of(streams)
@@ -122,7 +121,7 @@ class _Function:
     def _another(self, key: tuple[Any, ...], queues: tuple[int, ...], streams: Sequence[Any]) -> _Variant:
         with inductor.anew(self.mode):
             captured = capture(self.module, queues)
-            self.variants[key] = _Variant(captured, streams, self.examples, self.options)
+            self.variants[key] = _Variant(captured, streams, self.options)
         return self.variants[key]
 
 
@@ -136,9 +135,7 @@ def captured_examples(captured: Captured) -> list[Any]:
 class _Variant:
     """One compilation, valid for one pattern of queues."""
 
-    def __init__(
-        self, captured: Captured, streams: Sequence[Any], examples: Sequence[Any], options: Options
-    ) -> None:
+    def __init__(self, captured: Captured, streams: Sequence[Any], options: Options) -> None:
         self.captured, self.options = captured, options
         self.backend: AnyBackend = backend_of(streams)
         self.queues = self._queues(streams)
@@ -151,7 +148,8 @@ class _Variant:
             if source.make is None or f"event {number}" in captured.outputs
         )
         self.saved = Saved()
-        inputs = [examples[one] if isinstance(one, int) else torch.tensor(0) for one in captured.inputs]
+        # Fakes, since a variant may be compiled in a later call, and no call's tensors may live that long.
+        inputs = [node.meta["example_value"] for node in captured.module.graph.nodes if node.op == "placeholder"]
         self.run = inductor.aot(
             captured.module, inputs, inner=self._inner, joint=_joint.prepare, options=dict(options.inductor)
         )
