@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any  # Any: values of nodes
 
 import torch
@@ -63,6 +63,7 @@ class Lowered:
         token: name of the value that is the call's token, None without one.
         parameters: names of the graph's inputs.
         results: what each output is: a value, the token, a number that the host works out, or a constant.
+        random: names of the nodes that draw random numbers.
     """
 
     graph: Graph
@@ -71,6 +72,28 @@ class Lowered:
     token: str | None
     parameters: tuple[str, ...]
     results: tuple[tuple[str, Any], ...]
+    random: tuple[str, ...] = ()
+
+
+#: Stands for the host's random numbers; no node of torch's is called so.
+GENERATOR = "(random numbers)"
+
+
+def in_turn(lowered: Lowered) -> Graph:
+    """Return the graph with its random numbers drawn one node after the other, for work in threads.
+
+    An accelerator's are given out by the host as it issues the nodes, so there the order of issue is enough.
+    """
+    graph = lowered.graph
+    if len(lowered.random) < 2:
+        return graph
+    storage = 1 + max(value.storage for value in graph.values)
+    nodes = [
+        replace(node, writes=(*node.writes, GENERATOR)) if node.name in lowered.random else node
+        for node in graph.nodes
+    ]
+    generator = Value(GENERATOR, storage, AMBIENT, "cpu", Origin.INPUT)
+    return replace(graph, values=(*graph.values, generator), nodes=tuple(nodes))
 
 
 def lower(
@@ -130,6 +153,7 @@ class _Lowering:
         self.count = self.saved.storages if backward else 0
         self.issued: dict[int, str] = {}
         self.renamed: dict[str, str] = {}
+        self.random: list[str] = []
         self.accelerator = next((device for device in queues.devices if device != "cpu"), "cpu")
 
     def run(
@@ -176,6 +200,7 @@ class _Lowering:
             self.token,
             tuple(node.name for node in placeholders),
             tuple(map(self._result, inductor.outputs_of(self.module))),
+            tuple(self.random),
         )
 
     def _result(self, node: Any) -> tuple[str, Any]:
@@ -232,6 +257,8 @@ class _Lowering:
         stream, mark = self._stream(node)
         kind = self._kind(node, reads)
         made = _tensors_of(node.meta.get("val"))
+        if kind is Kind.EFFECT and _is_random(node):
+            self.random.append(node.name)
         if kind in (Kind.VIEW, Kind.ITEM):
             storage = self.values[reads[0]].storage
             if isinstance(node.meta.get("val"), torch.Tensor):
@@ -312,7 +339,7 @@ class _Lowering:
             source = next((one for one in node.all_input_nodes if isinstance(one.meta.get("val"), torch.Tensor)), None)
             if source is not None and source.meta["val"].device != made[0].device:
                 return Kind.COPY
-        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) and "inductor" not in name:
+        if _is_random(node):
             return Kind.EFFECT  # random numbers are eager's only in eager's order
         if len(reads) == 1 and (_is_view(node) or self._aliases(made, reads[0])):
             return Kind.VIEW
@@ -446,6 +473,11 @@ def _schema_name(node: torch.fx.Node) -> str:
     return str(schema.name) if schema is not None else str(node.target)
 
 
+def _is_random(node: torch.fx.Node) -> bool:
+    # Inductor draws its own from seeds that one node makes.
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) and "inductor" not in str(node.target)
+
+
 def _is_view(node: torch.fx.Node) -> bool:
     """Say whether the operator gives views of its argument by its declaration."""
     schema = getattr(node.target, "_schema", None)
@@ -459,4 +491,4 @@ def _short(line: str) -> str:
     return line.partition(" in ")[0]
 
 
-__all__ = ["Lowered", "Queues", "Saved", "lower"]
+__all__ = ["GENERATOR", "Lowered", "Queues", "Saved", "in_turn", "lower"]

@@ -15,7 +15,7 @@ import torch
 
 from devstream._compat import inductor
 from devstream.compiler._joint import is_number
-from devstream.compiler._lower import Lowered
+from devstream.compiler._lower import GENERATOR, Lowered
 from devstream.compiler._nodes import unsupported
 from devstream.compiler._program import Work, WorkKind
 
@@ -65,7 +65,7 @@ class Regions:
     def compile(self, work: Work) -> Compiled:
         """Return the code of *work*, a region or a single operation."""
         root: Any = next(iter(self.lowered.nodes.values())).graph.owning_module
-        draft = _Draft(self.lowered.nodes, self.symbols, work.inputs)
+        draft = _Draft(self.lowered.nodes, self.symbols, [name for name in work.inputs if name != GENERATOR])
         for name in work.nodes:
             draft.copy(self.lowered.nodes[name])
         module = draft.module(root, work.outputs)

@@ -26,7 +26,7 @@ from devstream.compiler._captured import AMBIENT, Captured
 from devstream.compiler._emit import Plan
 from devstream.compiler._graph import Graph
 from devstream.compiler._listing import listing
-from devstream.compiler._lower import Lowered, Queues, Saved, lower
+from devstream.compiler._lower import Lowered, Queues, Saved, in_turn, lower
 from devstream.compiler._missing import missing
 from devstream.compiler._options import Options, parse
 from devstream.compiler._program import Program, Work, WorkKind
@@ -238,7 +238,8 @@ class _Variant:
         )
         if not backward:
             self._tell_missing(lowered.graph)
-        program = build(lowered.graph, delay_us=self.options.delay_us)
+        graph = in_turn(lowered) if self.backend.works_in_threads else lowered.graph
+        program = build(graph, delay_us=self.options.delay_us)
         prove(program)
         if log.isEnabledFor(logging.DEBUG):
             log.debug("%s", listing(program))

@@ -80,3 +80,76 @@ def test_without_gradients(program, device):
         wanted = run(function, program.arguments(device))
         fast = compiled(function, regions="eager", missing_waits="error")
         same(run(fast, program.arguments(device)), wanted)
+
+
+#: The programs that Inductor compiles on the CPU too, where that takes seconds each.
+SLOW = ("branches", "batch_norm_in_training", "attention_over_two_streams")
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_with_inductor(program, device):
+    if device == "cpu" and program.name not in SLOW:
+        pytest.skip("all programs run with Inductor on an accelerator; on the CPU a few do")
+    function = program.make(device, devstream.Stream(device), devstream.Stream(device))
+    wanted = run(function, program.arguments(device))
+    fast = compiled(function, missing_waits="error")
+    for _ in range(3):
+        same(run(fast, program.arguments(device)), wanted)
+
+
+def test_found_by_name():
+    side = devstream.Stream("cpu")
+
+    def function(x):
+        side.wait_stream(devstream.current_stream(x.device))
+        with devstream.stream(side):
+            y = x + 1
+        devstream.current_stream(x.device).wait_stream(side)
+        return y
+
+    torch.compiler.reset()
+    fast = torch.compile(function, backend="devstream", fullgraph=True, options={"regions": "eager"})
+    assert fast(torch.ones(2)).tolist() == [2.0, 2.0]
+
+
+def test_dropout_is_the_same_in_forward_and_backward():
+    side = devstream.Stream("cpu")
+
+    def function(x):
+        side.wait_stream(devstream.current_stream("cpu"))
+        with devstream.stream(side):
+            y = torch.nn.functional.dropout(x, 0.5)
+        z = torch.nn.functional.dropout(x, 0.5)
+        devstream.current_stream("cpu").wait_stream(side)
+        return y, z
+
+    x = torch.ones(400, requires_grad=True)
+    fast = compiled(function, regions="eager")
+    y, z = fast(x)
+    assert not torch.equal(y, z)
+    assert 100 < int((y == 0).sum()) < 300
+    (gradient,) = torch.autograd.grad(y.sum() + z.sum(), x)
+    torch.testing.assert_close(gradient, (y + z).detach())
+    again, _ = fast(x)
+    assert not torch.equal(again, y)
+
+
+def test_eagers_random_numbers_where_they_are_asked_for():
+    side = devstream.Stream("cpu")
+
+    def function(x):
+        a = torch.nn.functional.dropout(x, 0.5)
+        side.wait_stream(devstream.current_stream("cpu"))
+        with devstream.stream(side):
+            b = torch.rand_like(x)
+        c = torch.bernoulli(x * 0.5)
+        devstream.current_stream("cpu").wait_stream(side)
+        return a, b, c
+
+    x = torch.ones(100)
+    torch.manual_seed(3)
+    wanted = function(x)
+    fast = compiled(function, regions="eager", fallback_random=True)
+    torch.manual_seed(3)
+    for one, other in zip(fast(x), wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
