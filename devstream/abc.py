@@ -119,8 +119,8 @@ class Backend(abc.ABC, Generic[StreamT, EventT]):
         context_reports: ``with s:`` over its streams reports the switch to the seam by itself.
         rerecord_overwrites: recording an event again before its last record has happened is defined; where it
             isn't, devstream takes a fresh native event for each record.
-        works_in_threads: a stream's compiled work is done by a thread of its own, so what it makes is there only when
-            that thread is done; `launch` hands work to it.
+        works_in_threads: a stream's compiled work is done by a thread of its own, so what it makes is there only
+            when that thread is done; `launch` hands work to it.
     """
 
     name: ClassVar[str]
@@ -302,9 +302,10 @@ class Backend(abc.ABC, Generic[StreamT, EventT]):
             self.set_stream(previous)
 
     def launch(self, task: Callable[[], None], stream: StreamT) -> None:
-        """Let *task*, which issues or does work, be *stream*'s next; by default it is run here, with *stream* current.
+        """Let *task*, which issues or does work, be *stream*'s next.
 
-        Where `works_in_threads`, returns at once, and what *task* raises is raised by whoever waits for the stream.
+        By default it is run here, with *stream* current. Where `works_in_threads`, this returns at once, and what
+        *task* raises is raised by whoever waits for the stream.
         """
         previous = self.current_stream(None)
         here = self.current_stream(self.stream_index(stream))

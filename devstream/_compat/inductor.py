@@ -17,7 +17,7 @@ from torch._inductor.utils import BoxedBool
 from torch._inductor.virtualized import V
 
 #: Options of Inductor by name, as ``torch.compile(options=...)`` takes them.
-known_options: Callable[[], dict[str, Any]] = _config.get_config_copy  # type: ignore[assignment]
+known_options: Callable[[], dict[str, Any]] = _config.get_config_copy
 
 #: Taken while one thread has changed torch's settings, which are the process's.
 _lock = threading.RLock()
@@ -39,7 +39,7 @@ class _JointPass(CustomGraphPass):
 
     def uuid(self) -> None:
         """Say that no cache may hold what this pass has seen."""
-        return None
+        return
 
 
 def stream_free(module: torch.fx.GraphModule, inputs: Sequence[Any], options: dict[str, Any]) -> Any:
@@ -55,7 +55,7 @@ def aot(
     joint: Callable[[torch.fx.Graph], None],
     options: dict[str, Any],
 ) -> Callable[..., Any]:
-    """Compile *module*; *joint* sees the joint graph before any pass of Inductor, *inner* each half behind them all.
+    """Compile *module*; *joint* sees the joint graph before Inductor's passes, *inner* each half behind them.
 
     Patterns before the joint graph are off: they know nothing of streams. So is the cache of AOT Autograd, whose
     key doesn't know them either.
@@ -65,9 +65,10 @@ def aot(
             "pattern_matcher": False,
             "joint_custom_pre_pass": _JointPass(joint, _config.joint_custom_pre_pass, _config.pattern_matcher),
         }
-        with _functorch.patch(enable_autograd_cache=False), _config.patch(settings):  # type: ignore[no-untyped-call]
-            compiled: Callable[..., Any] = compile_fx(module, inputs, inner_compile=inner)
-    return compiled
+        with _functorch.patch(enable_autograd_cache=False), _config.patch(settings):
+            compiled: Any = compile_fx(module, inputs, inner_compile=inner)
+    function: Callable[..., Any] = compiled
+    return function
 
 
 def region(
@@ -96,7 +97,8 @@ def region(
             is_inference=inference,
         )
     # Without the bookkeeping around it, which the program does once for all regions.
-    return getattr(compiled, "current_callable", None) or compiled
+    code: Callable[[list[Any]], Sequence[Any]] = getattr(compiled, "current_callable", None) or compiled
+    return code
 
 
 def _plain(options: dict[str, Any]) -> AbstractContextManager[None]:
@@ -120,6 +122,11 @@ def fake_mode(values: Sequence[Any] = ()) -> Any:
     if context is not None and context.fake_mode is not None:
         return context.fake_mode
     return detect_fake_mode(list(values))
+
+
+def mode_of(value: Any) -> Any:
+    """Return the mode of a fake tensor, None for any other value."""
+    return detect_fake_mode([value])
 
 
 def anew(mode: Any) -> AbstractContextManager[Any]:
@@ -153,9 +160,7 @@ class ForwardFacts:
         context = TracingContext.try_get()
         metadata: Any = None if context is None else context.fw_metadata
         self.returns: int | None = None if metadata is None else int(metadata.num_forward_returns)
-        self.outside: tuple[int, ...] = (
-            () if metadata is None else tuple(metadata.mutated_inp_runtime_indices)
-        )
+        self.outside: tuple[int, ...] = () if metadata is None else tuple(metadata.mutated_inp_runtime_indices)
 
 
 __all__ = [
@@ -164,6 +169,7 @@ __all__ = [
     "aot",
     "fake_mode",
     "known_options",
+    "mode_of",
     "mode_options",
     "outputs_of",
     "region",

@@ -152,7 +152,9 @@ def mark_of(node: torch.fx.Node) -> Mark | None:
 def set_mark(node: torch.fx.Node, mark: Mark | None) -> None:
     """Give *node* this mark, or none, and take torch's own mark away."""
     # A new dict each time: nodes that were made together share one.
-    custom = {key: value for key, value in (node.meta.get("custom") or {}).items() if key not in (TORCHS_MARK, MARK)}
+    custom = {
+        key: value for key, value in (node.meta.get("custom") or {}).items() if key not in (TORCHS_MARK, MARK)
+    }
     if mark is not None:
         custom[MARK] = tuple(mark)
     if custom or "custom" in node.meta:

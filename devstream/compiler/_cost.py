@@ -24,7 +24,10 @@ _RATES = {"cpu": (5e4, 1e4), "accelerator": (1e8, 2e6)}
 
 def estimate(node: torch.fx.Node) -> float | None:
     """Return about how many microseconds *node* takes."""
-    values = [*_tensors(node.meta.get("val")), *(one for arg in node.all_input_nodes for one in _tensors(arg.meta.get("val")))]
+    values = [
+        *_tensors(node.meta.get("val")),
+        *(one for arg in node.all_input_nodes for one in _tensors(arg.meta.get("val"))),
+    ]
     if not values:
         return None
     flop_rate, byte_rate = _RATES["cpu" if all(one.device.type == "cpu" for one in values) else "accelerator"]

@@ -8,8 +8,9 @@ of its own where several do. What passes do then, they do within a stream. `unse
 [Note: Where a node without a mark goes]
 Marks come with the user's code; passes and AOT Autograd add nodes without one. A gradient's accumulation goes to
 its first user's stream, else to that of its arguments: it would bring two streams together where nothing else
-does. So does what else autograd adds of its own between streams. Any other goes where all its arguments are; one without arguments of a stream where all its users are; the
-seeds of random numbers, which one node makes for the whole graph, to the caller's stream.
+does. So does what else autograd adds of its own between streams. Any other goes where all its arguments are; one
+without arguments of a stream where all its users are; the seeds of random numbers, which one node makes for the
+whole graph, to the caller's stream.
 
 [Note: The token]
 The backward must find the streams and events of its own forward call, whatever other calls came in between. The
@@ -26,6 +27,7 @@ from typing import Any  # Any: arguments and values of nodes
 
 import torch
 
+from devstream._compat import inductor
 from devstream.compiler._captured import AMBIENT, Mark, mark_of, set_mark
 from devstream.compiler._nodes import line_of
 from devstream.exceptions import GraphError
@@ -118,8 +120,8 @@ def assign(graph: torch.fx.Graph) -> None:
             raise GraphError(
                 graph="the joint graph",
                 problem=(
-                    f"{node.name!r} ({node.target}, {line_of(node) or 'added by a pass of torch'}) has no stream, and "
-                    f"its neighbours are on streams {streams}"
+                    f"{node.name!r} ({node.target}, {line_of(node) or 'added by a pass of torch'}) has no stream, "
+                    f"and its neighbours are on streams {streams}"
                 ),
             )
 
@@ -128,7 +130,11 @@ def _backward(graph: torch.fx.Graph) -> set[torch.fx.Node]:
     """Return what depends on a tangent."""
     found: set[torch.fx.Node] = set()
     for node in graph.nodes:
-        if "tangents" in str(node.target) if node.op == "placeholder" else not found.isdisjoint(node.all_input_nodes):
+        if (
+            "tangents" in str(node.target)
+            if node.op == "placeholder"
+            else not found.isdisjoint(node.all_input_nodes)
+        ):
             found.add(node)
     return found
 
@@ -204,7 +210,11 @@ def _changed(node: torch.fx.Node) -> set[torch.fx.Node]:
         return set()
     found = set()
     for argument, declared in zip(node.args, schema.arguments, strict=False):
-        if isinstance(argument, torch.fx.Node) and declared.alias_info is not None and declared.alias_info.is_write:
+        if (
+            isinstance(argument, torch.fx.Node)
+            and declared.alias_info is not None
+            and declared.alias_info.is_write
+        ):
             found.add(argument)
     return found
 
@@ -278,7 +288,7 @@ def _carry(
 
 
 def _fakes(value: torch.fx.Node) -> AbstractContextManager[Any]:
-    mode: Any = torch._guards.detect_fake_mode([value.meta["val"]])
+    mode: AbstractContextManager[Any] | None = inductor.mode_of(value.meta["val"])
     return mode or nullcontext()
 
 

@@ -46,7 +46,7 @@ class Queues:
 
 @dataclass(slots=True)
 class Saved:
-    """What the forward keeps for its backward: by name, the value's storage, its stream, and if the caller has it."""
+    """What the forward keeps: by name, a value's storage, its stream, and whether the caller has it as well."""
 
     values: dict[str, tuple[int, int, bool]] = field(default_factory=dict)
     storages: int = 0
@@ -113,6 +113,7 @@ def lower(
     """Return *module* as plain data.
 
     Args:
+        module: one graph behind the partitioner, its marks complete.
         queues: the streams.
         name: what the graph is called in errors and listings.
         token: the node that stands for the call's token.
@@ -127,9 +128,8 @@ def lower(
     Raises:
         UnsupportedError: it holds what has no place in a program.
     """
-    return _Lowering(module, queues, token, saved, backward, cost).run(
-        name, operations, visible, returns, tuple(outside)
-    )
+    lowering = _Lowering(module, queues, token, saved, backward=backward, cost=cost)
+    return lowering.run(name, operations, visible, returns, tuple(outside))
 
 
 class _Lowering:
@@ -139,6 +139,7 @@ class _Lowering:
         queues: Queues,
         token: str | None,
         saved: Saved | None,
+        *,
         backward: bool,
         cost: Cost | None,
     ) -> None:
@@ -308,14 +309,12 @@ class _Lowering:
     def _stream(self, node: torch.fx.Node) -> tuple[int, Mark]:
         mark = mark_of(node)
         assert mark is not None
-        made, device = _tensors_of(node.meta.get("val")), None
-        inputs = [_device(one) for one in self._tensors(node)]
-        if made:
-            device = _text(made[0].device)
-        if (device is None or device == "cpu") and inputs:  # a copy to the host is its source's
-            device = next((one for one in inputs if one != "cpu"), device)
-        elif inputs and self._kind(node, ()) is Kind.COPY:
-            device = next((one for one in inputs if one != "cpu"), device)
+        made = _tensors_of(node.meta.get("val"))
+        device = _text(made[0].device) if made else None
+        inputs = [one for one in map(_device, self._tensors(node)) if one != "cpu"]
+        # A copy between devices, or to the host, is its source's.
+        if inputs and (device in (None, "cpu") or self._kind(node, ()) is Kind.COPY):
+            device = inputs[0]
         if device is None or device in ("cpu", self.queues.devices[mark.stream]):
             return mark.stream, mark
         if self.queues.devices[mark.stream] == "cpu" and self.accelerator == "cpu":
@@ -336,7 +335,9 @@ class _Lowering:
         if not made:
             return Kind.EFFECT
         if name in _BETWEEN_DEVICES:
-            source = next((one for one in node.all_input_nodes if isinstance(one.meta.get("val"), torch.Tensor)), None)
+            source = next(
+                (one for one in node.all_input_nodes if isinstance(one.meta.get("val"), torch.Tensor)), None
+            )
             if source is not None and source.meta["val"].device != made[0].device:
                 return Kind.COPY
         if _is_random(node):
@@ -475,7 +476,9 @@ def _schema_name(node: torch.fx.Node) -> str:
 
 def _is_random(node: torch.fx.Node) -> bool:
     # Inductor draws its own from seeds that one node makes.
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) and "inductor" not in str(node.target)
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) and "inductor" not in str(
+        node.target
+    )
 
 
 def _is_view(node: torch.fx.Node) -> bool:

@@ -58,8 +58,8 @@ def parse(mode: str | None, options: Mapping[str, Any] | None) -> Options:
     unknown = sorted(given.keys() - inductor.known_options().keys())
     if unknown:
         raise ValueError(
-            f"options has {', '.join(map(repr, unknown))}, which neither devstream nor Inductor knows; devstream's "
-            f"are {', '.join(_OURS)}"
+            f"options has {', '.join(map(repr, unknown))}, which neither devstream nor Inductor knows; "
+            f"devstream's are {', '.join(_OURS)}"
         )
     graphs = bool(theirs.get("triton.cudagraphs", False))
     return Options(**ours, inductor=theirs, graphs=graphs)

@@ -166,7 +166,9 @@ class _Draft:
             return
         value = node.meta.get("val")
         if not isinstance(value, torch.SymInt):
-            raise unsupported(f"{node.name}, a number read from a tensor", user, "a host that may wait inside a graph")
+            raise unsupported(
+                f"{node.name}, a number read from a tensor", user, "a host that may wait inside a graph"
+            )
         from torch.utils._sympy.interp import sympy_interp  # noqa: PLC0415 - torch's symbols, where there are some
         from torch.utils._sympy.reference import PythonReferenceAnalysis  # noqa: PLC0415
 

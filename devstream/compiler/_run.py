@@ -92,7 +92,9 @@ class Runner:
         backward: whether it finds its call's record by the token among its arguments.
     """
 
-    def __init__(self, plan: Plan, backend: AnyBackend, *, ambient: Sequence[str] = (), backward: bool = False) -> None:
+    def __init__(
+        self, plan: Plan, backend: AnyBackend, *, ambient: Sequence[str] = (), backward: bool = False
+    ) -> None:
         self._boxed_call = True  # on the instance: AOT Autograd copies its dict to a wrapper
         self.plan, self.backend, self.backward = plan, backend, backward
         self.source = emit(plan)
@@ -130,7 +132,7 @@ class Runner:
         file = f"<devstream program {next(_files)}: {self.plan.program.name}>"
         # So that a traceback through the program shows its lines.
         linecache.cache[file] = (len(self.source), None, self.source.splitlines(keepends=True), file)
-        exec(compile(self.source, file, "exec"), names)  # noqa: S102 - text that `emit` made
+        exec(compile(self.source, file, "exec"), names)
         call: Callable[..., tuple[Any, ...]] = names["call"]
         return call
 
@@ -180,7 +182,7 @@ class Runner:
     def _elsewhere(
         self, args: list[Any], record: CallRecord, given: dict[int, Any], home: Any, here: Any
     ) -> tuple[Any, ...]:
-        """Run where the forward ran, though another stream is current: the tangents come from it, it gets the rest."""
+        """Run where the forward ran; the stream that is current gave the tangents and gets the gradients."""
         backend, outside = self.backend, [one for one in args if isinstance(one, torch.Tensor)]
         before, after = self._fresh(here), self._fresh(home)
         backend.record_event(before, here)

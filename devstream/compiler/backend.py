@@ -1,9 +1,9 @@
 """``torch.compile(fn, backend="devstream")``: stream code that means what it means in eager.
 
 The way of a graph: `capture` takes the stream code out; AOT Autograd and Inductor's passes see a pure graph whose
-edges between streams are sealed (`_joint`); forward and backward become plain data (`_lower`), from which the order,
-the regions and the program are derived and proved (`_build`, `_proof`); each region is compiled alone (`_regions`);
-a short function runs them (`_emit`, `_run`).
+edges between streams are sealed (`_joint`); forward and backward become plain data (`_lower`), from which the
+order, the regions and the program are derived and proved (`_build`, `_proof`); each region is compiled alone
+(`_regions`); a short function runs them (`_emit`, `_run`).
 """
 
 from __future__ import annotations
@@ -158,10 +158,14 @@ class _Variant:
         count = max(self.captured.queues) + 1
         devices = [self._device(self.backend.current_index())] * count
         names = ["current"] + [""] * (count - 1)
-        for number, source, stream in zip(self.captured.queues[1:], self.captured.streams[1:], streams, strict=True):
+        for number, source, stream in zip(
+            self.captured.queues[1:], self.captured.streams[1:], streams, strict=True
+        ):
             if number != AMBIENT and not names[number]:
                 devices[number] = self._device(self.backend.stream_index(_streams.wrap(stream)))
-                names[number] = source.call or source.line.rpartition("/")[2].partition(" in ")[0] or f"stream {number}"
+                names[number] = (
+                    source.call or source.line.rpartition("/")[2].partition(" in ")[0] or f"stream {number}"
+                )
         return Queues(tuple(devices), tuple(names))
 
     def _device(self, index: int) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import devstream
@@ -30,9 +30,7 @@ class Program:
     def arguments(self, device: str) -> list[torch.Tensor]:
         generator = torch.Generator().manual_seed(7)
         made = [torch.randn(shape, generator=generator).to(device) for shape in self.shapes]
-        return [
-            one.requires_grad_(self.gradients and number not in self.plain) for number, one in enumerate(made)
-        ]
+        return [one.requires_grad_(self.gradients and number not in self.plain) for number, one in enumerate(made)]
 
 
 PROGRAMS: list[Program] = []
@@ -77,7 +75,7 @@ def layer_norm_and_softmax(device, one, two):
     def function(x, w, v):
         fork(one, two)
         with devstream.stream(one):
-            a = F.layer_norm(x @ w, (8,))
+            a = functional.layer_norm(x @ w, (8,))
         with devstream.stream(two):
             b = (x @ v).softmax(-1)
         join(one, two)
@@ -104,11 +102,11 @@ def conv_and_views(device, one, two):
     def function(x, w, v):
         fork(one)
         with devstream.stream(one):
-            y = F.conv2d(x, w, padding=1).relu()
+            y = functional.conv2d(x, w, padding=1).relu()
             flat = y.view(2, 4, 64).transpose(1, 2)
         two.wait_stream(one)
         with devstream.stream(two):
-            z = F.conv2d(y, v, padding=1)
+            z = functional.conv2d(y, v, padding=1)
         join(one, two)
         return flat.sum((1, 2)) + z.mean((1, 2, 3))
 
@@ -120,7 +118,7 @@ def attention_on_a_side_stream(device, one, two):
     def function(q, k, v):
         fork(one)
         with devstream.stream(one):
-            y = F.scaled_dot_product_attention(q, k, v)
+            y = functional.scaled_dot_product_attention(q, k, v)
         join(one)
         return y.sum()
 
@@ -248,7 +246,7 @@ def batch_norm_in_training(device, one, two):
         fork(one)
         done = devstream.Event(device)
         with devstream.stream(one):
-            y = F.batch_norm(x, mean, variance, weight, bias, training=True)
+            y = functional.batch_norm(x, mean, variance, weight, bias, training=True)
             done.record()
         done.wait()
         return y * 2
@@ -386,11 +384,11 @@ def embedding_and_cross_entropy(device, one, two):
         tokens = torch.arange(6, device=device) % 4
         fork(one)
         with devstream.stream(one):
-            hidden = F.embedding(tokens, table)
+            hidden = functional.embedding(tokens, table)
         join(one)
         fork(two)
         with devstream.stream(two):
-            loss = F.cross_entropy(hidden @ head, tokens)
+            loss = functional.cross_entropy(hidden @ head, tokens)
         join(two)
         return loss
 

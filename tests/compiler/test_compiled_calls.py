@@ -15,7 +15,6 @@ from devstream import _handles
 from devstream.compiler import backend as compiler_backend
 from devstream.compiler._program import Program
 
-
 # Dynamo makes an object of torch.autograd.Function.
 pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 

@@ -60,7 +60,7 @@ def test_a_forgotten_wait_is_said_with_both_lines_and_compiled_code_has_it():
 
 def test_a_forgotten_wait_can_be_an_error_or_ignored():
     x = torch.randn(4, 4)
-    with pytest.raises(Exception, match="would race.*does not wait for"):
+    with pytest.raises(Exception, match=r"would race.*does not wait for"):
         compiled(forgets_a_wait, missing_waits="error")(x, x)
     with warnings.catch_warnings():
         warnings.simplefilter("error", MissingWaitWarning)
@@ -92,8 +92,7 @@ def test_an_input_without_gradient_is_written_back_before_the_event():
         with devstream.stream(SIDE):
             x.mul_(2)
             done.record()
-            y = x + 1
-        return y
+            return x + 1
 
     steps: list[Any] = []
 
@@ -109,7 +108,11 @@ def test_an_input_without_gradient_is_written_back_before_the_event():
     done.synchronize()
     assert x.tolist() == [2.0] * 3
     back = next(n for n, step in enumerate(steps) if getattr(step, "target", ""))
-    record = next(n for n, step in enumerate(steps) if isinstance(step, Record) and step.line.endswith(line_of(program, "done.record()")))
+    record = next(
+        n
+        for n, step in enumerate(steps)
+        if isinstance(step, Record) and step.line.endswith(line_of(program, "done.record()"))
+    )
     assert back < record
 
 
@@ -153,7 +156,9 @@ def test_code_without_streams_is_inductors(monkeypatch):
 def test_the_program_can_be_read_in_the_log(caplog):
     with caplog.at_level(logging.DEBUG, "devstream.compiler"):
         compiled(forgets_a_wait, missing_waits="ignore")(torch.ones(2, 2), torch.ones(2, 2))
-    assert any("inference: " in record.getMessage() and "region0" in record.getMessage() for record in caplog.records)
+    assert any(
+        "inference: " in record.getMessage() and "region0" in record.getMessage() for record in caplog.records
+    )
 
 
 def test_streams_of_the_backward_body_of_a_function():
@@ -213,7 +218,9 @@ def test_a_cached_plain_graph_is_never_taken_for_one_with_streams(tmp_path):
     environment = {
         **os.environ,
         "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"),
-        "PYTHONPATH": os.pathsep.join([str(Path(devstream.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": os.pathsep.join(
+            [str(Path(devstream.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+        ),
     }
     found = [
         subprocess.run(
