@@ -55,13 +55,13 @@ def pytest_generate_tests(metafunc: Any) -> None:
     programs = load_suite().PROGRAMS
     cases = [
         pytest.param(
-            program, device, marks=[pytest.mark.cuda] if device == "cuda" else [], id=f"{program.name}-{device}"
+            program, where, marks=[pytest.mark.cuda] if where == "cuda" else [], id=f"{program.name}-{where}"
         )
         for program in programs
-        for device in ("cpu", "cuda")
-        if device == "cuda" or "inductor" not in metafunc.function.__name__ or program.name in SLOW
+        for where in ("cpu", "cuda")
+        if where == "cuda" or "inductor" not in metafunc.function.__name__ or program.name in SLOW
     ]
-    metafunc.parametrize(("program", "device"), cases)
+    metafunc.parametrize(("program", "where"), cases)
 
 
 def load_suite() -> Any:
@@ -78,28 +78,28 @@ def load_suite() -> Any:
     return sys.modules["_compiler_suite"]
 
 
-def test_regions_run_eagerly(program, device):
-    function = program.make(device, devstream.Stream(device), devstream.Stream(device))
-    wanted = run(function, program.arguments(device))
+def test_regions_run_eagerly(program, where):
+    function = program.make(where, devstream.Stream(where), devstream.Stream(where))
+    wanted = run(function, program.arguments(where))
     fast = compiled(function, regions="eager", missing_waits="error")
     for _ in range(3):
-        same(run(fast, program.arguments(device)), wanted)
+        same(run(fast, program.arguments(where)), wanted)
 
 
-def test_without_gradients(program, device):
-    function = program.make(device, devstream.Stream(device), devstream.Stream(device))
+def test_without_gradients(program, where):
+    function = program.make(where, devstream.Stream(where), devstream.Stream(where))
     with torch.no_grad():
-        wanted = run(function, program.arguments(device))
+        wanted = run(function, program.arguments(where))
         fast = compiled(function, regions="eager", missing_waits="error")
-        same(run(fast, program.arguments(device)), wanted)
+        same(run(fast, program.arguments(where)), wanted)
 
 
-def test_with_inductor(program, device):
-    function = program.make(device, devstream.Stream(device), devstream.Stream(device))
-    wanted = run(function, program.arguments(device))
+def test_with_inductor(program, where):
+    function = program.make(where, devstream.Stream(where), devstream.Stream(where))
+    wanted = run(function, program.arguments(where))
     fast = compiled(function, missing_waits="error")
     for _ in range(3):
-        same(run(fast, program.arguments(device)), wanted)
+        same(run(fast, program.arguments(where)), wanted)
 
 
 def test_found_by_name():
