@@ -12,15 +12,24 @@ Selection, first match wins; the error says which step decided:
 3. the device's type: the first built-in that runs here, then the entry point of that name, then the generic
    ``accelerator`` backend if torch itself knows the type. Without a device, the type is torch's current
    accelerator, else ``cpu``.
+
+[Note: No lock is held while others' code runs]
+A plug-in's import, its constructor and its answers run without `_lock`. An import waits for the thread that
+is importing the same module, and if that module's top level asks for a backend, each would wait for the other for
+ever. So a backend is looked for without the lock, and noted under it unless the choice has changed meanwhile. Only
+whoever makes the same backend at the same time waits, to get the same one; but not in the middle of an import.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import torch
@@ -51,6 +60,8 @@ _BUILTINS: dict[str, tuple[str, str]] = {
 }
 
 _lock = threading.RLock()
+#: Held by who makes the backend of that name.
+_making: dict[str, threading.RLock] = {}
 _loaded: dict[str, AnyBackend] = {}
 _by_type: dict[str, AnyBackend] = {}
 _owners: dict[tuple[type, str], AnyBackend] = {}
@@ -59,6 +70,8 @@ _entry_points: dict[str, list[importlib.metadata.EntryPoint]] | None = None
 _chosen: str | None = None
 _chosen_is_read = False
 _default: AnyBackend | None = None
+#: How often the choice has changed; what was selected before the last change isn't noted any more.
+_changes = 0
 
 
 # -- names -----------------------------------------------------------------------------------------------
@@ -78,11 +91,29 @@ def load(name: str, *, decided_by: str = "name=") -> AnyBackend:
         BackendConflictError: two claim the name.
         BackendLoadError: it failed to import or to start.
     """
+    if not isinstance(name, str):
+        raise StreamTypeError(operation="a backend's name", got=name, expected="a str")
+    backend = _loaded.get(name)
+    if backend is not None:
+        return backend
+    maker = _maker(name, decided_by)
     with _lock:
+        making = _making.setdefault(name, threading.RLock())
+    # In an import, waiting may be for ever: see the note above. Then two are made, and the first is kept.
+    alone = making.acquire(blocking=not _is_importing())
+    try:
         backend = _loaded.get(name)
         if backend is None:
-            backend = _loaded[name] = _make(name, decided_by)
-        return backend
+            backend = _make(name, maker)
+            with _lock:
+                # Under the name may stand another factory by now: what this one made is for this caller only.
+                if maker.registered is _registered.get(name):
+                    backend = _loaded.setdefault(name, backend)
+        dynamo.add_stream_classes(_stream_classes(backend))
+    finally:
+        if alone:
+            making.release()
+    return backend
 
 
 def usable(name: str, *, decided_by: str = "name=") -> AnyBackend:
@@ -128,35 +159,62 @@ def unregister(name: str) -> None:
         _forget_choice()
 
 
-def _make(name: str, decided_by: str) -> AnyBackend:
+@dataclass(frozen=True, slots=True)
+class _Maker:
+    """What makes a backend: *factory*, of *distribution*; *where* it stands, in words."""
+
+    factory: Callable[[], object]
+    where: str
+    distribution: str
+    registered: tuple[Callable[[], AnyBackend], str] | None
+
+
+def _maker(name: str, decided_by: str) -> _Maker:
+    """Return what makes the backend called *name*, which imports it."""
     claims = _claims(name)
     if not claims:
         raise BackendNotFoundError(wanted=name, known=names(), decided_by=decided_by)
     if len(claims) > 1:
         raise BackendConflictError(name=name, first=claims[0], second=claims[1])
+    registered = _registered.get(name)
+    if registered is not None:
+        return _Maker(registered[0], claims[0], registered[1], registered)
     # Through an entry point of our own: no backend is loaded in a way that a plug-in's isn't.
-    where, distribution = claims[0], "devstream"
-    factory: Callable[[], object] | None = None
-    if name in _registered:
-        factory, distribution = _registered[name]
-    elif name in _BUILTINS:
-        point = importlib.metadata.EntryPoint(name, _BUILTINS[name][1], GROUP)
+    if name in _BUILTINS:
+        point, distribution = importlib.metadata.EntryPoint(name, _BUILTINS[name][1], GROUP), "devstream"
     else:
         point = _found_entry_points()[name][0]
         distribution = _distribution(point)
+    factory: Callable[[], object] = _run(point.load, name, distribution)
+    return _Maker(factory, claims[0], distribution, None)
+
+
+def _make(name: str, maker: _Maker) -> AnyBackend:
+    backend = _run(maker.factory, name, maker.distribution)
+    if not isinstance(backend, Backend):
+        cause = f"{maker.where} makes no devstream.abc.Backend but an object of {type(backend).__name__}"
+        raise BackendLoadError(name=name, distribution=maker.distribution, cause=cause)
+    return backend
+
+
+def _run(code: Callable[[], Any], name: str, distribution: str) -> Any:  # Any: a plug-in may return anything
     try:
-        backend = point.load()() if factory is None else factory()
+        return code()
     except BackendError:
         raise
     except (Exception, SystemExit) as error:  # a plug-in's code may raise anything; re-raised with its name
         cause = f"{type(error).__name__}: {error}"
         raise BackendLoadError(name=name, distribution=distribution, cause=cause) from error
-    if isinstance(backend, Backend):
-        dynamo.add_stream_classes(_stream_classes(backend))
-    else:
-        cause = f"{where} makes no devstream.abc.Backend but an object of {type(backend).__name__}"
-        raise BackendLoadError(name=name, distribution=distribution, cause=cause)
-    return backend
+
+
+def _is_importing() -> bool:
+    """Say whether this thread is in the middle of an import, so that another may be waiting for it."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _stream_classes(backend: AnyBackend) -> list[type]:
@@ -249,22 +307,27 @@ def _parse(device: str | torch.device) -> torch.device:
 def default_backend() -> AnyBackend:
     """Return the backend of the default device; decided once (see the module's docstring)."""
     global _default
-    if _default is None:
+    found = _default
+    if found is None:
+        changes, name = _changes, _chosen_name()
+        if name is not None:
+            found = usable(name, decided_by=VARIABLE)
+        else:
+            found = for_type(_compat.default_accelerator_type() or "cpu")
         with _lock:
-            name = _chosen_name()
-            if name is not None:
-                _default = usable(name, decided_by=VARIABLE)
-            else:
-                _default = for_type(_compat.default_accelerator_type() or "cpu")
-    return _default
+            if changes == _changes:
+                _default = found
+    return found
 
 
 def for_type(device_type: str) -> AnyBackend:
     """Return the backend that serves *device_type*; decided once a type."""
     backend = _by_type.get(device_type)
     if backend is None:
+        changes, backend = _changes, _select(device_type)
         with _lock:
-            backend = _by_type[device_type] = _select(device_type)
+            if changes == _changes:
+                _by_type[device_type] = backend
     return backend
 
 
@@ -307,7 +370,8 @@ def _chosen_name() -> str | None:
 
 
 def _forget_choice() -> None:
-    global _default
+    global _default, _changes
+    _changes += 1
     _default = None
     _by_type.clear()
 
@@ -316,12 +380,12 @@ def _forget_choice() -> None:
 def chosen(name: str) -> Iterator[AnyBackend]:
     """Choose the backend called *name* for this process inside the block, as ``DEVSTREAM_BACKEND`` would."""
     global _chosen, _chosen_is_read
-    with _lock:
-        before = (_chosen, _chosen_is_read)
-        backend = usable(name)
-        _chosen, _chosen_is_read = name, True
-        _forget_choice()
+    backend = usable(name)
+    before = (_chosen, _chosen_is_read)
     try:
+        with _lock:
+            _chosen, _chosen_is_read = name, True
+            _forget_choice()
         yield backend
     finally:
         with _lock:
@@ -370,6 +434,7 @@ def _after_fork() -> None:
     # Another thread of the parent may have held it, and that thread doesn't exist in the child.
     global _lock
     _lock = threading.RLock()
+    _making.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork)

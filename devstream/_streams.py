@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import sys
-import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -24,7 +22,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _named: dict[tuple[AnyBackend, int, str], Any] = {}  # Any: a stream of any backend
-_named_lock = threading.RLock()  # re-entrant: a finalizer that the garbage collector runs may ask for a stream
 
 
 # -- current and default ---------------------------------------------------------------------------------
@@ -133,10 +130,10 @@ def named_stream(purpose: str, device: DeviceArg = None) -> Any:  # Any: a Strea
     backend, index = _registry.resolve(device)
     index = backend.current_index() if index is None else index
     key = (backend, index, purpose)  # not its name: another backend may be registered under that one later
-    with _named_lock:
-        if key not in _named:
-            _named[key] = make_stream(backend, index, 0)
-        return _named[key]
+    if key not in _named:
+        # Without a lock, see the note in `_registry`: of two threads that come at once, the first one's is kept.
+        _named.setdefault(key, make_stream(backend, index, 0))
+    return _named[key]
 
 
 def carry_streams(function: Callable[P, R]) -> Callable[P, R]:
@@ -286,15 +283,6 @@ def backend(device: DeviceArg = None, *, name: str | None = None) -> AnyBackend:
 
 
 _handles.bind(sys.modules[__name__])
-
-
-def _after_fork() -> None:
-    # Another thread of the parent may have held it, and that thread doesn't exist in the child.
-    global _named_lock
-    _named_lock = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_after_fork)
 
 
 __all__ = [

@@ -390,3 +390,88 @@ def test_a_built_in_is_a_backend_of_its_own_name():
     backend = devstream.backend(name="cpu")
     assert isinstance(backend, Backend)
     assert backend.name == "cpu"
+
+
+# -- others' code and our locks ---------------------------------------------------------------------------
+
+SLOW = """
+import __main__, devstream
+__main__.importing.set()
+assert __main__.loading.wait(30)
+# All of these would wait for the thread that waits for this very import, if that one held a lock of ours.
+__main__.found += [
+    devstream.Stream("cpu").query(),
+    devstream.backend(name="cpu").name,
+    devstream.backend(name="other").name,
+    devstream.current_stream() is not None,
+    devstream.named_stream("purpose", "cpu").query(),
+]
+"""
+AT_IMPORT = """
+import __main__
+__main__.loading.set()
+import quux_slow
+from devstream.backends.cpu import CpuBackend
+
+class QuuxBackend(CpuBackend):
+    name = "quux"
+"""
+IN_METHOD = """
+from devstream.backends.cpu import CpuBackend
+
+class QuuxBackend(CpuBackend):
+    name = "quux"
+    def {method}(self, *args, **kwargs):
+        import __main__
+        if not __main__.asked:
+            __main__.asked.append(True)
+            __main__.loading.set()
+            import quux_slow
+        return super().{method}(*args, **kwargs)
+"""
+
+
+@pytest.mark.parametrize("variable", ["", "quux"])
+@pytest.mark.parametrize(
+    "source",
+    [AT_IMPORT, *(IN_METHOD.format(method=m) for m in ("__init__", "unavailable_reason", "create_stream"))],
+    ids=["import", "constructor", "unavailable_reason", "create_stream"],
+)
+def test_a_plug_in_that_waits_for_an_import_of_another_thread_holds_no_lock_of_ours(site, source, variable):
+    site.install("quux-pack", {"quux": "quux_pack:QuuxBackend"}, quux_pack=source, quux_slow=SLOW)
+    site.install("other-pack", {"other": "other_pack:QuuxBackend"}, other_pack=GOOD.format(name="other"))
+    program = """
+        import os, threading
+        from devstream import _registry
+        importing, loading, found, asked = threading.Event(), threading.Event(), [], []
+
+        def load():
+            assert importing.wait(30)
+            with _registry.chosen("quux") as backend:
+                devstream.named_stream("purpose", "cpu")
+            found.append(backend.name)
+
+        def run(work):
+            try:
+                work()
+            except BaseException as error:
+                found.append(repr(error))
+
+        works = (lambda: __import__("quux_slow"), load)
+        threads = [threading.Thread(target=run, args=(work,), daemon=True) for work in works]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+        answer([any(thread.is_alive() for thread in threads), found])
+        sys.stdout.flush()
+        os._exit(0)  # threads that wait for ever would keep the process
+    """
+    stuck, found = site.run(program, DEVSTREAM_BACKEND=variable)
+    assert not stuck
+    if source is AT_IMPORT and variable:
+        # The module asks for the backend whose import waits for that very module: Python sees the circle.
+        assert "quux" in found
+        assert all(one == "quux" or "BackendLoadError" in str(one) for one in found)
+    else:
+        assert sorted(map(str, found)) == ["True", "True", "True", "cpu", "other", "quux"]

@@ -520,12 +520,12 @@ def test_synchronize_of_one_device_leaves_the_other_alone():
 FORKED_UNDER_LOCKS = """
 import os, threading
 import devstream
-from devstream import _observe, _registry, _streams
+from devstream import _observe, _registry
 
 taken, go_on = threading.Event(), threading.Event()
 
 def hold():
-    with _registry._lock, _streams._named_lock, _observe._lock:
+    with _registry._lock, _observe._lock:
         taken.set()
         go_on.wait()
 
