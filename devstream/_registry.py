@@ -34,7 +34,7 @@ from typing import Any
 
 import torch
 
-from devstream import _compat, _objects
+from devstream import _compat, _fork, _objects
 from devstream._compat import dynamo
 from devstream.abc import AnyBackend, Backend, EventLike, StreamLike
 from devstream.exceptions import (
@@ -430,11 +430,5 @@ def note_owner(item: Any, backend: AnyBackend) -> None:  # Any: a stream of a pl
 _objects.bind(resolve, owner, note_owner)
 
 
-def _after_fork() -> None:
-    # Another thread of the parent may have held it, and that thread doesn't exist in the child.
-    global _lock
-    _lock = threading.RLock()
-    _making.clear()
-
-
-os.register_at_fork(after_in_child=_after_fork)
+_fork.renew(globals())
+_fork.renew(globals(), "_making", dict)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar, cast
@@ -14,7 +14,7 @@ from torch.compiler import is_dynamo_compiling as _is_tracing
 
 from devstream import _handles, _observe, _registry, _tracing
 from devstream._objects import Event, Stream, as_stream, create_stream, make_stream
-from devstream.abc import AnyBackend, Capability, DeviceSpec, StreamArg
+from devstream.abc import AnyBackend, Capability, DeviceSpec, StreamArg, restore_streams
 from devstream.exceptions import DeviceMismatchError, RecordStreamWarning, StreamTypeError, warning
 from devstream.typing import DeviceArg
 
@@ -56,12 +56,24 @@ def _switched(backend: AnyBackend, s: Any) -> Iterator[Any]:  # Any: the backend
         _set(backend, s)  # inside, since an observer may raise after the switch
         yield s
     finally:
-        left = backend.current_stream(None)
         # Both: s may be on another device, whose own current stream must come back as well.
-        backend.set_stream(here)
-        backend.set_stream(previous)
+        notices = _restore([(backend, here), (backend, previous)])
+        if notices:
+            _observe.publish(_observe.Switch(previous, notices[0].previous))
+
+
+def _restore(before: Sequence[tuple[AnyBackend, Any]]) -> list[_observe.Switch]:  # Any: see _switched
+    """Make all of *before* current again, and return the notices of it where somebody listens."""
+    notices = []
+    try:
         if _observe.subscribers:
-            _observe.publish(_observe.Switch(previous, left))
+            last: dict[AnyBackend, Any] = {}
+            for backend, own in before:
+                notices.append(_observe.Switch(own, last.get(backend) or backend.current_stream(None)))
+                last[backend] = own
+    finally:
+        restore_streams(before)
+    return notices
 
 
 def _set(backend: AnyBackend, s: Any) -> None:  # Any: the backend's own class
@@ -156,8 +168,8 @@ def carry_streams(function: Callable[P, R]) -> Callable[P, R]:
                 _set(backend, own)
             return function(*args, **kwargs)
         finally:
-            for backend, own in before:
-                _set(backend, own)
+            for notice in _restore(before):
+                _observe.publish(notice)
 
     return carried
 

@@ -20,6 +20,7 @@
        ├─ EventNotReadyError
        ├─ TimingDisabledError       + ValueError
        ├─ StreamNotEnteredError
+       ├─ StreamInUseError
        ├─ ForkedProcessError
        ├─ IpcHandleError
        └─ CaptureError
@@ -29,7 +30,8 @@
     ├─ RecordStreamWarning
     ├─ BackendWarning
     ├─ BlockingCopyWarning
-    └─ CacheWarning
+    ├─ CacheWarning
+    └─ LatchDroppedWarning
 
 A constructor takes facts, by keyword, and keeps them as attributes; ``__str__`` writes the sentence. That is
 why each class survives pickling, which ranks and worker processes rely on. Streams, events and tensors are
@@ -259,6 +261,20 @@ class StreamNotEnteredError(StreamError):
         )
 
 
+class StreamInUseError(StreamError):
+    """Under strict: a copy on a stream of the CPU that another thread has current. Facts: *stream*, *thread*."""
+
+    def __init__(self, *, stream: object, thread: str) -> None:
+        super().__init__(stream=stream, thread=thread)
+
+    def __str__(self) -> str:
+        return (
+            f"a copy or a host function on {self.stream}, which is current in thread {self.thread!r}: the CPU "
+            "runs that thread's operations at once, so the two may run at the same time; use a stream of its own "
+            "for the copy, and order it by events"
+        )
+
+
 class ForkedProcessError(StreamError):
     """A forked child used a device that its parent had opened. Facts: *operation*, *device*."""
 
@@ -373,6 +389,10 @@ class CacheWarning(DevstreamWarning):
     """A cached file was damaged or foreign, and was ignored."""
 
 
+class LatchDroppedWarning(DevstreamWarning):
+    """A latch was dropped while it still held its stream."""
+
+
 def warning(cls: type[DevstreamWarning], **facts: object) -> DevstreamWarning:
     """Return the warning of class *cls* with its sentence written from *facts*."""
     return cls(_WARNINGS[cls].format(**facts))
@@ -393,6 +413,10 @@ _WARNINGS: dict[type[DevstreamWarning], str] = {
         "{reason}. Said once"
     ),
     CacheWarning: "doing without the cached file {path}: {reason}",
+    LatchDroppedWarning: (
+        "a latch was dropped while it held {stream}, which goes on now; call its release(), or use "
+        "devstream.testing.latch in a with statement"
+    ),
 }
 
 __all__ = [
@@ -415,11 +439,13 @@ __all__ = [
     "ForkedProcessError",
     "GraphError",
     "IpcHandleError",
+    "LatchDroppedWarning",
     "MissingExtraError",
     "OrderingError",
     "ProofError",
     "RecordStreamWarning",
     "StreamError",
+    "StreamInUseError",
     "StreamNotEnteredError",
     "StreamTypeError",
     "TimingDisabledError",

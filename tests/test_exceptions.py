@@ -32,6 +32,7 @@ EXAMPLES = [
     exceptions.EventNotReadyError(event="<event 5>"),
     exceptions.TimingDisabledError(event="<event 6>"),
     exceptions.StreamNotEnteredError(stream="<stream 8>", thread="loader-1"),
+    exceptions.StreamInUseError(stream="<stream 8>", thread="loader-1"),
     exceptions.ForkedProcessError(operation="current_stream", device="cuda:0"),
     exceptions.IpcHandleError(device="cuda:0", cause="invalid context"),
     exceptions.CaptureError(operation="synchronize", stream="<stream 9>"),
@@ -149,6 +150,7 @@ def test_a_near_miss_is_offered_and_a_name_is_never_offered_for_itself():
         ),
         (exceptions.BackendWarning, {"name": "rocm", "reason": "4 queues"}, ["'rocm'", "4 queues"]),
         (exceptions.CacheWarning, {"path": "a/b.json", "reason": "damaged"}, ["a/b.json", "damaged"]),
+        (exceptions.LatchDroppedWarning, {"stream": "<stream 5>"}, ["<stream 5>", "release()"]),
     ],
 )
 def test_a_warning_is_written_from_its_facts_and_survives_pickling(cls, facts, words):

@@ -103,6 +103,7 @@ def test_importing_devstream_imports_no_backend_no_feature_and_no_tool(bare_impo
         "devstream",
         "devstream._compat",
         "devstream._compat.dynamo",
+        "devstream._fork",
         "devstream._handles",
         "devstream._mismatch",
         "devstream._objects",

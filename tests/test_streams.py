@@ -519,13 +519,14 @@ def test_synchronize_of_one_device_leaves_the_other_alone():
 
 FORKED_UNDER_LOCKS = """
 import os, threading
-import devstream
+import devstream, torch
 from devstream import _observe, _registry
+from devstream.overlap import _copy
 
 taken, go_on = threading.Event(), threading.Event()
 
 def hold():
-    with _registry._lock, _observe._lock:
+    with _registry._lock, _observe._lock, _copy._lock:
         taken.set()
         go_on.wait()
 
@@ -538,6 +539,7 @@ if child == 0:
     with _observe.subscribe(print):
         pass
     _registry.load("cpu")
+    _copy.copy(torch.ones(2), "cpu")[1].synchronize()
     os._exit(0)
 pid, status = os.waitpid(child, 0)
 go_on.set()

@@ -22,7 +22,10 @@ from typing import Any  # Any: Dynamo's types are private
 
 import torch
 
-_lock = threading.Lock()
+from devstream import _fork
+
+_lock = threading.RLock()
+_fork.renew(globals())
 _installed = False
 _stream_classes: set[type] = set()
 

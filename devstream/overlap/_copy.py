@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections import deque
 from typing import Any
 
 import torch
 
-from devstream import _observe
+from devstream import _fork, _observe
 from devstream._objects import as_stream
 from devstream._streams import Event, backend, named_stream
 from devstream._streams import stream as switch
@@ -35,10 +34,11 @@ from devstream.typing import DeviceArg
 #: The directions in which one side is host memory, in words.
 _HOST = {"h2d": "from host to device", "d2h": "from device to host"}
 
-_kept: deque[tuple[Event, tuple[torch.Tensor, ...]]] = deque()
+_kept: list[tuple[Event, tuple[torch.Tensor, ...]]] = []
 _slots: dict[tuple[str, int], Slots] = {}
 _warned: set[tuple[str, str]] = set()
-_lock = threading.Lock()
+_lock = threading.RLock()
+_fork.renew(globals())
 
 
 def copy(
@@ -203,13 +203,12 @@ def _keep(
         elif user is not None:
             held.append(tensor)
     with _lock:
+        entries, _kept[:] = _kept[:], []
         if held:
-            _kept.append((ready, tuple(held)))
-        # Of several streams, so not in the order of their ends; the ones not done go to the back.
-        for _ in range(len(_kept)):
-            entry = _kept.popleft()
-            if not entry[0].query():
-                _kept.append(entry)
+            entries.append((ready, tuple(held)))
+        # Of several streams, so not in the order of their ends.
+        _kept[:0] = [entry for entry in entries if not entry[0].query()]
+    # The others' tensors go with *entries*, now that the lock is free: a finalizer of theirs may copy something.
 
 
 def _warn_blocking(owner: AnyBackend, direction: str) -> None:
