@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -44,9 +44,12 @@ from devstream.exceptions import (
     BackendNotFoundError,
     BackendUnavailableError,
     DeviceMismatchError,
+    ForkedProcessError,
     StreamTypeError,
 )
 from devstream.typing import DeviceArg, HasCudaStream
+
+R = TypeVar("R")
 
 GROUP = "devstream.backends"
 VARIABLE = "DEVSTREAM_BACKEND"
@@ -119,22 +122,48 @@ def load(name: str, *, decided_by: str = "name=") -> AnyBackend:
 def usable(name: str, *, decided_by: str = "name=") -> AnyBackend:
     """Return the backend called *name*, or raise `BackendUnavailableError` with its reason."""
     backend = load(name, decided_by=decided_by)
-    try:
-        reason = backend.unavailable_reason()
-    except (Exception, SystemExit) as error:  # as above: who asked is told whose code failed
-        reason = f"asking it raised {type(error).__name__}: {error}"
-        raise BackendUnavailableError(name=name, reason=reason) from error
+    reason = _answer(name, backend.unavailable_reason)
     if reason is not None:
         raise BackendUnavailableError(name=name, reason=reason)
     return backend
+
+
+def device_count(backend: AnyBackend) -> int:
+    """Return the number of devices of *backend*.
+
+    Raises:
+        BackendUnavailableError: it doesn't say, or says no number.
+    """
+    count = _answer(backend.name, backend.device_count)
+    if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+        raise BackendUnavailableError(name=backend.name, reason=f"it says that it has {count!r} devices")
+    return count
+
+
+def _answer(name: str, question: Callable[[], R]) -> R:
+    """Return what the backend called *name* answers; who asked is told whose code failed."""
+    try:
+        return question()
+    except ForkedProcessError:
+        raise
+    except (Exception, SystemExit) as error:  # as above
+        reason = f"its {getattr(question, '__name__', 'answer')}() raised {type(error).__name__}: {error}"
+        raise BackendUnavailableError(name=name, reason=reason) from error
 
 
 def register(name: str, factory: Callable[[], AnyBackend]) -> None:
     """Add a backend from code, for tests and notebooks; packages use an entry point.
 
     Raises:
+        StreamTypeError: *name* is no name, or *factory* can't be called.
         BackendConflictError: the name is taken.
     """
+    if not name or not isinstance(name, str):
+        raise StreamTypeError(operation="register(name)", got=name, expected="a non-empty str")
+    if not callable(factory):
+        raise StreamTypeError(
+            operation="register(factory)", got=factory, expected="a callable that makes a backend"
+        )
     with _lock:
         claim = f"{getattr(factory, '__module__', '?')}:{getattr(factory, '__qualname__', repr(factory))}"
         taken = _claims(name)
@@ -150,8 +179,8 @@ def unregister(name: str) -> None:
         BackendNotFoundError: nothing was registered under this name.
     """
     with _lock:
-        if name not in _registered:
-            raise BackendNotFoundError(wanted=name, known=sorted(_registered), decided_by="unregister")
+        if not isinstance(name, str) or name not in _registered:
+            raise BackendNotFoundError(wanted=str(name), known=sorted(_registered), decided_by="unregister")
         del _registered[name]
         gone = _loaded.pop(name, None)
         for key in [key for key, backend in _owners.items() if backend is gone]:
@@ -275,13 +304,17 @@ def resolve(device: DeviceArg = None) -> tuple[AnyBackend, int | None]:
         index = named
     else:
         raise StreamTypeError(operation="device=", got=device, expected="a torch.device, a str or an int")
-    count = backend.device_count()
+    count = device_count(backend)
     if not 0 <= index < count:
         raise DeviceMismatchError(
             operation=f"device {backend.device_type}:{index}",
             first=f"index {index} was asked for",
             second=f"backend {backend.name!r} has {count} device(s)",
-            advice=f"use an index from 0 to {count - 1}",
+            advice=(
+                f"use an index from 0 to {count - 1}"
+                if count
+                else "use another device; `python -m devstream info` lists what there is"
+            ),
         )
     return backend, index
 
@@ -348,14 +381,23 @@ def _select(device_type: str) -> AnyBackend:
     for candidate, (kind, _) in _BUILTINS.items():
         if kind == device_type:
             backend = load(candidate, decided_by=f"device type {device_type!r}")
-            reason = backend.unavailable_reason() or backend.not_automatic_reason()
+            reason = _answer(candidate, backend.unavailable_reason) or _answer(
+                candidate, backend.not_automatic_reason
+            )
             if reason is None:
                 return backend
             tried.append((candidate, reason))
     if tried:
         raise BackendUnavailableError(name=tried[0][0], reason=tried[0][1])
     if device_type in _found_entry_points() or device_type in _registered:
-        return usable(device_type, decided_by=f"device type {device_type!r}")
+        found = usable(device_type, decided_by=f"device type {device_type!r}")
+        if found.device_type != device_type:
+            reason = (
+                f"it was found under the device type {device_type!r}, but its device_type is "
+                f"{found.device_type!r}; its authors must give one of the two the other's name"
+            )
+            raise BackendUnavailableError(name=device_type, reason=reason)
+        return found
     if device_type == _compat.default_accelerator_type():
         return usable("accelerator", decided_by=f"device type {device_type!r}")
     raise BackendNotFoundError(wanted=device_type, known=names(), decided_by=f"device type {device_type!r}")

@@ -178,7 +178,7 @@ def _all_current() -> list[tuple[AnyBackend, Any]]:  # Any: a stream of any back
     """Return this thread's current streams, on each device of each backend in use, in the order to set them."""
     found = []
     for backend in _registry.in_use():
-        found += [(backend, backend.current_stream(index)) for index in range(backend.device_count())]
+        found += [(backend, backend.current_stream(index)) for index in range(_registry.device_count(backend))]
         found.append((backend, backend.current_stream(None)))  # last, so that its device is the current one again
     return found
 
@@ -278,7 +278,7 @@ def devices() -> list[DeviceSpec]:
     cpu = _registry.for_type("cpu")
     if cpu is not found[0]:
         found.append(cpu)
-    return [backend.spec(index) for backend in found for index in range(backend.device_count())]
+    return [backend.spec(index) for backend in found for index in range(_registry.device_count(backend))]
 
 
 def backend(device: DeviceArg = None, *, name: str | None = None) -> AnyBackend:

@@ -92,7 +92,7 @@ class BackendNotFoundError(BackendError, LookupError):
     """
 
     def __init__(self, *, wanted: str, known: Iterable[str], decided_by: str) -> None:
-        super().__init__(wanted=wanted, known=tuple(known), decided_by=decided_by)
+        super().__init__(wanted=str(wanted), known=tuple(known), decided_by=decided_by)
 
     def __str__(self) -> str:
         near = [name for name in get_close_matches(self.wanted, self.known) if name != self.wanted]

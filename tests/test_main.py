@@ -64,6 +64,9 @@ def test_help_is_no_error(argv: list[str], capsys: pytest.CaptureFixture[str]) -
         ([*TINY, "--picture", "."], "name ends with .png"),
         ([*TINY, "--picture", "x.jpg"], "name ends with .png"),
         ([*TINY, "--json", "."], "is a folder"),
+        ([*TINY, "--json", "x.png", "--picture", "x.png"], "both name"),
+        ([*TINY, "--json", "./x.png", "--picture", "x.png"], "both name"),
+        ([*TINY, "--json", "devstream-demo.png"], "both name"),
         ([*TINY, "--json", "no/such/folder/x.json"], "there is no folder"),
     ],
 )

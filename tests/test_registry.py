@@ -23,6 +23,7 @@ from devstream.exceptions import (
     BackendLoadError,
     BackendNotFoundError,
     BackendUnavailableError,
+    DeviceMismatchError,
     StreamTypeError,
 )
 
@@ -475,3 +476,107 @@ def test_a_plug_in_that_waits_for_an_import_of_another_thread_holds_no_lock_of_o
         assert all(one == "quux" or "BackendLoadError" in str(one) for one in found)
     else:
         assert sorted(map(str, found)) == ["True", "True", "True", "cpu", "other", "quux"]
+
+
+# -- plug-ins that say nonsense ----------------------------------------------------------------------------
+
+
+class Typed(CpuBackend):
+    name = "typed"
+    device_type = "meta"  # some type of torch's that nobody else serves
+
+
+@pytest.mark.parametrize("error", [OSError("no libquux"), SystemExit(3), KeyError("quux")])
+@pytest.mark.parametrize("ask", ["device", "carry_streams"])
+def test_a_device_count_that_raises_is_an_error_that_names_the_backend(registered, error, ask):
+    class Broken(Typed):
+        def device_count(self):
+            raise error
+
+    registered("meta", Broken)
+    call = {"device": lambda: devstream.Stream("meta:0"), "carry_streams": devstream.carry_streams}[ask]
+    if ask == "carry_streams":
+        devstream.backend("meta")
+    with pytest.raises(BackendUnavailableError, match=r"'typed'.*device_count\(\) raised") as caught:
+        call() if ask == "device" else call(print)
+    assert type(error).__name__ in str(caught.value)
+    assert caught.value.__cause__ is error
+
+
+@pytest.mark.parametrize("count", [None, -1, True, 2.0, "two"])
+def test_a_device_count_that_is_no_count_is_told(registered, count):
+    class Odd(Typed):
+        def device_count(self):
+            return count
+
+    registered("meta", Odd)
+    with pytest.raises(BackendUnavailableError, match=f"'typed'.*says that it has {count!r} devices"):
+        devstream.Stream("meta:0")
+
+
+def test_an_index_of_a_backend_without_devices_gets_an_advice_that_can_be_followed(registered):
+    class Empty(Typed):
+        def device_count(self):
+            return 0
+
+    registered("meta", Empty)
+    with pytest.raises(DeviceMismatchError, match=r"has 0 device\(s\); use another device") as caught:
+        devstream.Stream("meta:0")
+    assert "-1" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", [3, "", None, b"quux", ["quux"]])
+def test_a_backend_is_registered_by_a_name_only(name):
+    with pytest.raises(StreamTypeError, match=r"register\(name\) takes a non-empty str"):
+        _registry.register(name, RegisteredBackend)
+
+
+@pytest.mark.parametrize("factory", [None, 3, "package:Class"])
+def test_what_cannot_be_called_is_not_registered(factory):
+    with pytest.raises(StreamTypeError, match=r"register\(factory\) takes a callable"):
+        _registry.register("x", factory)
+    assert "x" not in _registry.names()
+
+
+@pytest.mark.parametrize("name", [3, b"cpu", ["cpu"], object()])
+def test_a_name_that_is_no_text_is_a_type_error_with_a_text(name):
+    with pytest.raises(StreamTypeError, match="a backend's name takes a str"):
+        devstream.backend(name=name)
+    with pytest.raises(StreamTypeError), _registry.chosen(name):
+        pass
+    with pytest.raises(BackendNotFoundError, match="unregister"):
+        _registry.unregister(name)
+
+
+def test_the_text_of_an_error_about_a_name_never_raises():
+    assert "no backend for '3'" in str(BackendNotFoundError(wanted=3, known=["cpu"], decided_by="name="))
+
+
+def test_a_backend_of_another_device_type_than_it_was_found_under_is_refused_with_both(registered):
+    registered("meta", RegisteredBackend)
+    with pytest.raises(BackendUnavailableError, match=r"device type 'meta'.*device_type is 'cpu'"):
+        devstream.Stream("meta")
+    assert devstream.backend(name="meta").device_type == "cpu"  # by its name it may be used
+
+
+def test_a_plug_in_that_leaves_at_its_import_is_a_broken_one(site):
+    site.install("quux-pack", {"quux": "quux_pack:QuuxBackend"}, quux_pack="import sys\nsys.exit('no licence')")
+    kind, text = site.run("answer(error(lambda: devstream.backend(name='quux')))")
+    assert kind == "BackendLoadError"
+    assert "SystemExit: no licence" in text
+    assert "quux-pack" in text
+
+
+@pytest.mark.parametrize("what", ["OSError('no libquux')", "SystemExit(3)"])
+def test_a_plug_in_whose_reason_raises_is_unavailable(site, what):
+    source = GOOD.format(name="quux") + f"    def unavailable_reason(self): raise {what}\n"
+    site.install("quux-pack", {"quux": "quux_pack:QuuxBackend"}, quux_pack=source)
+    program = """
+        raised = error(lambda: devstream.backend(name="quux"))
+        devstream.Stream("cpu")
+        answer(raised)
+    """
+    kind, text = site.run(program)
+    assert kind == "BackendUnavailableError"
+    assert "'quux'" in text
+    assert f"unavailable_reason() raised {what.partition('(')[0]}" in text

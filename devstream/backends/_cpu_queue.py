@@ -152,8 +152,8 @@ class Timeline:
         """Run *task* at the end of *queue* in the calling thread, when it is its turn.
 
         Raises:
-            BaseException: what work before it raised, or what *task* did: its caller knows that then, and the queue
-                needn't.
+            BaseException: what work before it raised, or what *task* did: its caller knows that then, so the
+                queue needn't.
         """
         self.finish(self.gate(held=False, queue=queue), task)
 
