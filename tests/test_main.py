@@ -254,3 +254,44 @@ def test_a_cache_with_impossible_rates_is_ignored_with_one_warning(home: Path) -
         main([*TINY, "--steps", "2", "--json", str(home / "out.json")])
     assert (home / "out.json").is_file()
     assert "NaN" not in cache.read_text()
+
+
+def shell(command: str) -> subprocess.CompletedProcess[str]:
+    """Run the command line *command*, in which DEVSTREAM stands for ours."""
+    line = command.replace("DEVSTREAM", f"'{sys.executable}' -m devstream")
+    return subprocess.run(line, shell=True, executable="/bin/bash", capture_output=True, text=True, check=False)
+
+
+FEW = "demo --device cpu --size tiny --steps 2 --json out.json"
+
+
+@pytest.mark.parametrize("arguments", ["info", "info --json", FEW])
+def test_a_closed_standard_output_is_one_line_and_code_2(arguments: str, home: Path) -> None:
+    done = shell(f"DEVSTREAM {arguments} >&-")
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.endswith(": standard output is closed, so the result has nowhere to go")
+    assert list(home.iterdir()) == []
+
+
+@pytest.mark.parametrize("arguments", ["info", FEW])
+def test_a_closed_standard_error_changes_nothing_else(arguments: str, home: Path) -> None:
+    done = shell(f"DEVSTREAM {arguments} 2>&- <&-")
+    assert done.returncode in {0, 1}  # 1: so few steps don't train
+    assert "cpu:0" in done.stdout
+    if arguments == FEW:
+        assert json.loads((home / "out.json").read_text())["kind"] == "devstream.demo"
+
+
+def test_with_both_closed_there_is_still_a_code() -> None:
+    assert shell("DEVSTREAM info >&- 2>&-").returncode == 2
+    assert shell("DEVSTREAM nonsense >&- 2>&-").returncode == 2
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_an_output_that_is_full_is_one_line_and_code_2() -> None:
+    done = shell("DEVSTREAM info --json > /dev/full")
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert "No space left" in done.stderr
+    assert shell("DEVSTREAM info --json 2> /dev/full").returncode == 0
