@@ -173,6 +173,20 @@ def test_the_second_run_shows_the_first_ones_rate(capsys: pytest.CaptureFixture[
     assert f"{rate:,.0f}" in capsys.readouterr().out
 
 
+def test_fewer_steps_shorten_the_comparison_too(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["demo", "--device", "cpu", "--size", "tiny", "--steps", "13", "--json", "-"])
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["compared_steps"] == 2
+    assert "12 of 12" in shown.err
+
+
+def test_a_run_of_other_steps_is_no_previous_run(capsys: pytest.CaptureFixture[str]) -> None:
+    main([*TINY, "--steps", "8"])
+    capsys.readouterr()
+    main([*TINY, "--steps", "9"])
+    assert "none yet" in capsys.readouterr().out
+
+
 def test_a_run_that_did_not_train_is_code_1_and_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*TINY, "--steps", "1"]) == 1
     assert "the evaluation loss fell by" in capsys.readouterr().err
