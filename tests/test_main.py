@@ -13,6 +13,7 @@ import pytest
 
 from devstream import _registry
 from devstream.__main__ import main
+from devstream.backends.cpu import CpuBackend
 from devstream.cli import _demo as demo_command
 from devstream.demo import compare
 from devstream.exceptions import CacheWarning
@@ -309,3 +310,18 @@ def test_an_output_that_is_full_is_one_line_and_code_2() -> None:
     assert len(done.stderr.splitlines()) == 1
     assert "No space left" in done.stderr
     assert shell("DEVSTREAM info --json 2> /dev/full").returncode == 0
+
+
+def test_a_backend_that_leaves_while_it_is_asked_is_a_row_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    class Leaving(CpuBackend):
+        def device_count(self) -> int:
+            raise SystemExit(3)
+
+    _registry.register("leaving", Leaving)
+    try:
+        rows = {one["name"]: one for one in info(capsys)["backends"]}
+    finally:
+        _registry.unregister("leaving")
+    assert rows["leaving"]["state"] == "broken"
+    assert "SystemExit: 3" in rows["leaving"]["reason"]
+    assert rows["cpu"]["state"] == "available"

@@ -225,7 +225,7 @@ class Worker:
     def __init__(self, name: str) -> None:
         self._name = name
         self._pool: ThreadPoolExecutor | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # re-entrant: see CpuBackend
 
     def run(
         self,

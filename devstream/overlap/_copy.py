@@ -24,6 +24,7 @@ from devstream._streams import stream as switch
 from devstream.abc import AnyBackend, Capability, StreamArg
 from devstream.exceptions import (
     BlockingCopyWarning,
+    CaptureError,
     DeviceMismatchError,
     StreamTypeError,
     UnsupportedError,
@@ -227,12 +228,24 @@ def _keep(
         elif user is not None:
             held.append(tensor)
     with _lock:
-        entries, _kept[:] = _kept[:], []
-        if held:
-            entries.append((ready, tuple(held)))
-        # Of several streams, so not in the order of their ends.
-        _kept[:0] = [entry for entry in entries if not entry[0].query()]
-    # The others' tensors go with *entries*, now that the lock is free: a finalizer of theirs may copy something.
+        entries, _kept[:] = [*_kept, (ready, tuple(held))] if held else _kept[:], []
+    # Without the lock: a backend is asked, and with the last reference to a tensor its finalizers may copy.
+    waiting, asked = [], 0
+    try:
+        for entry in entries:  # of several streams, so not in the order of their ends
+            if not _has_happened(entry[0]):
+                waiting.append(entry)
+            asked += 1
+    finally:
+        with _lock:
+            _kept[:0] = waiting + entries[asked:]
+
+
+def _has_happened(event: Event) -> bool:
+    try:
+        return event.query()
+    except CaptureError:  # not to be asked now; a later copy will
+        return False
 
 
 def _warn_blocking(owner: AnyBackend, direction: str) -> None:

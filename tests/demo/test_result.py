@@ -95,6 +95,8 @@ def test_a_run_is_compared_with_one_of_the_same_device_size_steps_and_torch(othe
 def test_the_table_of_a_cpu_says_why_its_copies_take_longer_beside_the_training() -> None:
     assert any("hand-over" in note for note in as_table(RESULT).notes)
     assert not any("hand-over" in note for note in as_table(replace(RESULT, device="cuda:0")).notes)
+    less = (replace(COLUMNS[0], copy_ms=9.0), COLUMNS[1])
+    assert not any("hand-over" in note for note in as_table(replace(RESULT, columns=less)).notes)
     unmeasured = tuple(replace(column, copy_ms=None, hidden_ms=None) for column in COLUMNS)
     assert not any("hand-over" in note for note in as_table(replace(RESULT, columns=unmeasured)).notes)
     assert any("first steps (4)" in note for note in as_table(RESULT).notes)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import threading
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from typing import ClassVar
 
@@ -14,7 +16,7 @@ import devstream
 from devstream import _observe, _registry
 from devstream.abc import AnyBackend, Capability
 from devstream.backends.cpu import CpuBackend
-from devstream.exceptions import BlockingCopyWarning, DeviceMismatchError, StreamTypeError
+from devstream.exceptions import BlockingCopyWarning, CaptureError, DeviceMismatchError, StreamTypeError
 from devstream.overlap import _copy, copy
 from devstream.testing import latch
 
@@ -261,6 +263,51 @@ def test_elements_that_torch_cannot_copy_are_copied_as_bytes(device: torch.devic
 def test_a_device_for_a_stream_is_refused(device: torch.device) -> None:
     with pytest.raises(StreamTypeError):
         copy(torch.ones(4), device, stream="cpu")  # type: ignore[arg-type]
+
+
+# -- what is kept until a copy is done --------------------------------------------------------------------
+
+
+class Asked:
+    """An event that raises *error* when it is asked, or says *done*."""
+
+    def __init__(self, *, error: Exception | None = None, done: bool = False) -> None:
+        self.error, self.done = error, done
+
+    def query(self) -> bool:
+        if self.error is not None:
+            raise self.error
+        return self.done
+
+
+def test_what_cannot_be_asked_now_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    capturing = (Asked(error=CaptureError(operation="query", stream="x")), (torch.ones(1),))
+    broken, waiting, done = (
+        (Asked(error=OSError("no device")), (torch.ones(1),)),
+        (Asked(), (torch.ones(1),)),
+        (Asked(done=True), (torch.ones(1),)),
+    )
+    monkeypatch.setattr(_copy, "_kept", [done, capturing, waiting])
+    copy(torch.ones(1), "cpu")[1].synchronize()
+    assert _copy._kept == [capturing, waiting]
+    monkeypatch.setattr(_copy, "_kept", [done, broken, waiting])
+    with pytest.raises(OSError, match="no device"):
+        copy(torch.ones(1), "cpu")
+    assert _copy._kept == [broken, waiting]
+
+
+def test_a_finalizer_of_what_was_kept_may_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, made = torch.ones(1), []
+    weakref.finalize(kept, lambda: made.append(copy(torch.ones(2), "cpu")))
+    monkeypatch.setattr(_copy, "_kept", [(Asked(done=True), (kept,))])
+    del kept
+    thread = threading.Thread(target=lambda: copy(torch.ones(1), "cpu"), daemon=True)
+    thread.start()
+    thread.join(30)
+    assert not thread.is_alive()
+    ((there, ready),) = made
+    ready.synchronize()
+    assert there.tolist() == [1, 1]
 
 
 # -- a device without page-locked memory ------------------------------------------------------------------
