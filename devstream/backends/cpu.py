@@ -314,7 +314,8 @@ class CpuBackend(Backend[CpuStream, CpuEvent]):
             # valuerefs() is one step, where a stream may appear or die during a loop over items().
             alive = [stream for ref in self._streams.valuerefs() if (stream := ref()) is not None]
             streams = [stream for stream in alive if self.stream_index(stream) == index]
-            points = [point for at, point, _ in self._running if at == index]
+            # A stream that lives has them before its tail, and may have told of their errors.
+            points = [point for at, point, ref in self._running if at == index and ref() is None]
             lost = index in self._lost or any(stream.lost for stream in streams)
             self._lost.discard(index)
             for stream in streams:
