@@ -100,17 +100,16 @@ class CpuStream(Stream):
     # torch compares ids, and two backends of the CPU each count their own.
 
     def __eq__(self, other: object) -> bool:
-        return self._is_same(other)
-
-    def __ne__(self, other: object) -> bool:
-        return not self._is_same(other)
-
-    __hash__ = torch.Stream.__hash__
-
-    def _is_same(self, other: object) -> bool:
         if isinstance(other, CpuStream) and other._backend is not self._backend:
             return False
         return torch.Stream.__eq__(self, other)
+
+    def __ne__(self, other: object) -> bool:
+        equal = self.__eq__(other)
+        # From torch 2.14 on it leaves what is no stream to Python.
+        return equal if equal is NotImplemented else not equal
+
+    __hash__ = torch.Stream.__hash__
 
 
 class CpuEvent:
