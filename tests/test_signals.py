@@ -6,6 +6,7 @@ import inspect
 import signal
 import sys
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +15,8 @@ import devstream
 from devstream import _observe, _registry, _streams
 from devstream.abc import Backend
 from devstream.backends.cpu import CpuBackend, CpuStream
+
+PACKAGE = str(Path(devstream.__file__).parent)
 
 #: The first line of these that a signal can interrupt is the one after ``try:``; before it, nothing is called.
 GUARDED = {"__enter__": CpuStream.__enter__, "__exit__": CpuStream.__exit__}
@@ -34,7 +37,7 @@ class Interrupt:
 
     def trace(self, frame, event, arg):
         code = frame.f_code
-        if "/devstream/" not in code.co_filename:
+        if not code.co_filename.startswith(PACKAGE):
             return None
         if event == "call" or (code.co_name in GUARDED and not self.is_guarded(frame, event)):
             return self.trace
