@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import abc
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar, runtime_checkable
 
@@ -292,14 +292,13 @@ class Backend(abc.ABC, Generic[StreamT, EventT]):
         """Issue ``destination.copy_(source)`` to *stream*, without blocking the host where that is possible."""
         previous = self.current_stream(None)
         here = self.current_stream(self.stream_index(stream))
-        self.set_stream(stream)
         try:
+            self.set_stream(stream)  # inside: a signal's handler may raise after the switch
             with torch.no_grad():
                 destination.copy_(source, non_blocking=True)
         finally:
             # Both: *stream* may be on another device, whose own current stream must come back as well.
-            self.set_stream(here)
-            self.set_stream(previous)
+            restore_streams([(self, here), (self, previous)])
 
     def launch(self, task: Callable[[], None], stream: StreamT) -> None:
         """Let *task*, which issues or does work, be *stream*'s next.
@@ -313,8 +312,7 @@ class Backend(abc.ABC, Generic[StreamT, EventT]):
         try:
             task()
         finally:
-            self.set_stream(here)
-            self.set_stream(previous)
+            restore_streams([(self, here), (self, previous)])
 
     def hold(self, stream: StreamT) -> Latch:
         """Keep work issued to *stream* from now on from happening until the returned latch is released."""
@@ -367,3 +365,20 @@ class Latch(Protocol):
 AnyBackend = Backend[Any, Any]  # Any: the registry and the verbs serve every pair of classes
 
 __all__ = ["AnyBackend", "Backend", "Capability", "DeviceSpec", "EventLike", "Latch", "StreamArg", "StreamLike"]
+
+
+def restore_streams(before: Sequence[tuple[AnyBackend, Any]]) -> None:  # Any: the backend's own class
+    """Make each stream of *before* current again, in this order, whatever raises meanwhile.
+
+    A signal's handler may raise between any two calls, and what one `Backend.set_stream` raises must not keep
+    another stream current.
+    """
+    (backend, stream), *others = before
+    try:
+        backend.set_stream(stream)
+    except BaseException:
+        backend.set_stream(stream)  # once more: it may have been interrupted on the way
+        raise
+    finally:
+        if others:
+            restore_streams(others)

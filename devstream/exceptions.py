@@ -13,13 +13,15 @@
     ├─ OrderingError                + RuntimeError
     │  ├─ GraphError                + ValueError
     │  ├─ WriteBackError
-    │  └─ ProofError
+    │  ├─ ProofError
+    │  └─ MissingWaitError
     └─ StreamError                  + RuntimeError
        ├─ DeviceMismatchError       + ValueError
        ├─ EventNotRecordedError     + ValueError
        ├─ EventNotReadyError
        ├─ TimingDisabledError       + ValueError
        ├─ StreamNotEnteredError
+       ├─ StreamInUseError
        ├─ ForkedProcessError
        ├─ IpcHandleError
        └─ CaptureError
@@ -29,7 +31,9 @@
     ├─ RecordStreamWarning
     ├─ BackendWarning
     ├─ BlockingCopyWarning
-    └─ CacheWarning
+    ├─ CacheWarning
+    ├─ MissingWaitWarning
+    └─ LatchDroppedWarning
 
 A constructor takes facts, by keyword, and keeps them as attributes; ``__str__`` writes the sentence. That is
 why each class survives pickling, which ranks and worker processes rely on. Streams, events and tensors are
@@ -90,7 +94,7 @@ class BackendNotFoundError(BackendError, LookupError):
     """
 
     def __init__(self, *, wanted: str, known: Iterable[str], decided_by: str) -> None:
-        super().__init__(wanted=wanted, known=tuple(known), decided_by=decided_by)
+        super().__init__(wanted=str(wanted), known=tuple(known), decided_by=decided_by)
 
     def __str__(self) -> str:
         near = [name for name in get_close_matches(self.wanted, self.known) if name != self.wanted]
@@ -259,6 +263,20 @@ class StreamNotEnteredError(StreamError):
         )
 
 
+class StreamInUseError(StreamError):
+    """Under strict: a copy on a stream of the CPU that another thread has current. Facts: *stream*, *thread*."""
+
+    def __init__(self, *, stream: object, thread: str) -> None:
+        super().__init__(stream=stream, thread=thread)
+
+    def __str__(self) -> str:
+        return (
+            f"a copy or a host function on {self.stream}, which is current in thread {self.thread!r}: the CPU "
+            "runs that thread's operations at once, so the two may run at the same time; use a stream of its own "
+            "for the copy, and order it by events"
+        )
+
+
 class ForkedProcessError(StreamError):
     """A forked child used a device that its parent had opened. Facts: *operation*, *device*."""
 
@@ -389,12 +407,17 @@ class CacheWarning(DevstreamWarning):
     """A cached file was damaged or foreign, and was ignored."""
 
 
+class LatchDroppedWarning(DevstreamWarning):
+    """A latch was dropped while it still held its stream."""
+
+
 def warning(cls: type[DevstreamWarning], **facts: object) -> DevstreamWarning:
     """Return the warning of class *cls* with its sentence written from *facts*."""
     return cls(_WARNINGS[cls].format(**facts))
 
 
 _WARNINGS: dict[type[DevstreamWarning], str] = {
+    MissingWaitWarning: "in eager mode this code would race; compiled code has the wait: {wait}",
     EventOverwrittenWarning: (
         "{event} was recorded again before anyone waited for its last record; whoever should have waited for "
         "that one now waits for the later one. Use one event per hand-over"
@@ -409,6 +432,10 @@ _WARNINGS: dict[type[DevstreamWarning], str] = {
         "{reason}. Said once"
     ),
     CacheWarning: "doing without the cached file {path}: {reason}",
+    LatchDroppedWarning: (
+        "a latch was dropped while it held {stream}, which goes on now; call its release(), or use "
+        "devstream.testing.latch in a with statement"
+    ),
 }
 
 __all__ = [
@@ -431,6 +458,7 @@ __all__ = [
     "ForkedProcessError",
     "GraphError",
     "IpcHandleError",
+    "LatchDroppedWarning",
     "MissingExtraError",
     "MissingWaitError",
     "MissingWaitWarning",
@@ -438,6 +466,7 @@ __all__ = [
     "ProofError",
     "RecordStreamWarning",
     "StreamError",
+    "StreamInUseError",
     "StreamNotEnteredError",
     "StreamTypeError",
     "TimingDisabledError",

@@ -12,7 +12,7 @@ from typing import Any
 
 from devstream import _files, _registry
 from devstream.abc import DeviceSpec
-from devstream.cli._output import progress, write_note, write_table
+from devstream.cli._output import complain, progress, write_note, write_table
 from devstream.cli._usage import UsageError
 from devstream.cli._versions import versions
 from devstream.demo.result import CACHE_KIND, CACHE_SCHEMA, KIND, SCHEMA, Result
@@ -99,7 +99,7 @@ def run(options: argparse.Namespace) -> int:
         _show(result, previous)
         write_note(no_picture if picture is None else f"Timeline: {picture}")
     if result.failure is not None:
-        sys.stderr.write(f"devstream demo: {result.failure}\n")
+        complain(f"devstream demo: {result.failure}")
         return 1
     return 0
 

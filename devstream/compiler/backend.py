@@ -34,7 +34,7 @@ from devstream.compiler._proof import prove
 from devstream.compiler._regions import Compiled, Regions
 from devstream.compiler._resolve import Resolver, backend_of, pattern, resolve
 from devstream.compiler._run import Runner, entered
-from devstream.exceptions import MissingWaitError, MissingWaitWarning, UnsupportedError
+from devstream.exceptions import MissingWaitError, MissingWaitWarning, UnsupportedError, warning
 
 log = logging.getLogger("devstream.compiler")
 
@@ -286,7 +286,7 @@ class _Variant:
         if found and self.options.missing_waits == "error":
             raise MissingWaitError(waits=[str(one) for one in found])
         for one in found:
-            warnings.warn(MissingWaitWarning(f"eager mode would race: {one}"), stacklevel=2)
+            warnings.warn(warning(MissingWaitWarning, wait=str(one)), stacklevel=2)
 
 
 __all__ = ["backend", "log", "watchers"]

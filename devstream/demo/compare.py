@@ -13,7 +13,7 @@ from devstream.abc import Capability, DeviceSpec
 from devstream.demo.data import Text
 from devstream.demo.lanes import COMPUTE, COPIES, Queues, one_queue, side_queues
 from devstream.demo.result import Column, Result
-from devstream.demo.sizes import SIZES
+from devstream.demo.sizes import SIZES, Size
 from devstream.demo.train import Segment, Training
 from devstream.report import Span, together
 
@@ -58,7 +58,7 @@ def run(
     with stream(default_stream(spec.device)):
         training = Training(SIZES[size], steps=steps, text=text, device=device, seed=seed)
         before = training.evaluate()
-        first = min(SIZES[size].compared_steps, steps)
+        first = compared_steps(SIZES[size], steps)
         segments = _compared(training, first, Capability.TIMING in capabilities(spec.device), on_progress)
         begun = time.perf_counter()
         rest = training.run(
@@ -80,6 +80,7 @@ def run(
         columns=tuple(
             _column(name, own, next(iter(segments.values()))[0].losses) for name, own in segments.items()
         ),
+        compared_steps=first,
         loss_before=before,
         loss_after=after,
         snapshots=rest.evaluated,
@@ -88,6 +89,12 @@ def run(
         versions=versions,
     )
     return result, list(segments.values())[-1][-1].spans
+
+
+def compared_steps(size: Size, steps: int) -> int:
+    """Return the length of a segment: the size's own, but all of them together are no longer than the training."""
+    segments = 2 * (size.compared_pairs + 1)
+    return max(1, min(size.compared_steps, steps // segments))
 
 
 def _compared(
