@@ -31,6 +31,7 @@ from devstream.compiler._program import Program, Record, Wait
 from devstream.compiler._run import Runner, entered
 
 ROUNDS = 15
+processes = 3
 
 
 def main() -> int:
@@ -40,6 +41,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="goals to measure, with commas between")
     parser.add_argument("--json", metavar="FILE", help="also write the rows as JSON")
     parser.add_argument("--keep", action="store_true", help="also write bench/results/compile-DEVICE.md")
+    parser.add_argument("--processes", type=int, default=3, help="pairs of processes that time the first step")
     parser.add_argument("--compile-once", metavar="WHAT", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     spec = devstream.backend(chosen.device).spec(0)
@@ -56,10 +58,17 @@ def main() -> int:
         "memory": peak_memory,
         "overlap": overlap,
     }
+    global processes
+    processes = chosen.processes
     wanted = chosen.only.split(",") if chosen.only else list(parts)
     for name in wanted:
         print(f"{name} ...", file=sys.stderr, flush=True)
-        run.rows += parts[name](device)
+        found = parts[name](device)
+        run.rows += found
+        for row in found:
+            print(
+                f"  {row.what}: {row.value:.3g} {row.unit} ({row.spread}) {row.limit}", file=sys.stderr, flush=True
+            )
     return run.finish(chosen.json, chosen.keep)
 
 
@@ -239,7 +248,7 @@ def compile_once(device: str, what: str) -> float:
 def one_stream(device: str) -> list[Row]:
     """Step time and compile time of one model, its code on one side stream, beside plain Inductor."""
     steps = [step_of(device, "plain"), step_of(device, "ours")]
-    losses = [float(step()) for step in steps]
+    losses = [float(step().detach()) for step in steps]
     times = timed(device, steps, loops=20 if device != "cpu" else 5)
     value, spread = ratio(times[1], times[0])
     agree = abs(losses[0] - losses[1]) <= 1e-2 * abs(losses[0])
@@ -257,7 +266,7 @@ def one_stream(device: str) -> list[Row]:
         ),
     ]
     first: dict[tuple[str, str], list[float]] = {}
-    for _ in range(3):
+    for _ in range(processes):
         for what in ("plain", "ours"):
             with tempfile.TemporaryDirectory() as cache:
                 for temperature in ("cold", "warm"):

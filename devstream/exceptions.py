@@ -373,7 +373,10 @@ class MissingWaitError(OrderingError):
     def __str__(self) -> str:
         shown = "; ".join(self.waits[:10])
         more = f"; and {len(self.waits) - 10} more" if len(self.waits) > 10 else ""
-        return f"in eager mode this code would race: {shown}{more}"
+        return (
+            f"in eager mode this code would race: {shown}{more}. Make these waits, or take the option "
+            "missing_waits away: compiled code has them in any case"
+        )
 
 
 # -- warnings --------------------------------------------------------------------------------------------

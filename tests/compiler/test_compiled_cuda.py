@@ -159,6 +159,9 @@ def test_saved_values_of_a_slow_side_stream_are_waited_for_by_the_backward():
     y.sum().backward()
     wanted = [x.grad, w.grad]
     fast = compiled(function)
+    y = fast(*arguments())  # compiled here, since a compiler waits for the device
+    done.wait()
+    y.sum().backward()
     for _ in range(2):
         x, w = arguments()
         devstream.synchronize("cuda")
