@@ -32,6 +32,7 @@
     ├─ BackendWarning
     ├─ BlockingCopyWarning
     ├─ CacheWarning
+    ├─ CompileWarning
     ├─ MissingWaitWarning
     └─ LatchDroppedWarning
 
@@ -402,6 +403,10 @@ class BlockingCopyWarning(DevstreamWarning):
     """A copy between host and device blocks the host, because its host memory is pageable."""
 
 
+class CompileWarning(DevstreamWarning):
+    """Stream code goes to a compiler that doesn't keep its order."""
+
+
 class MissingWaitWarning(DevstreamWarning):
     """Compiled code has a wait that its eager form lacks, and would race without."""
 
@@ -420,6 +425,10 @@ def warning(cls: type[DevstreamWarning], **facts: object) -> DevstreamWarning:
 
 
 _WARNINGS: dict[type[DevstreamWarning], str] = {
+    CompileWarning: (
+        "torch.compile's backend {compiler!r} does not keep the order of stream code: results may be wrong, or the "
+        'compiling fails. Use torch.compile(..., backend="devstream")'
+    ),
     MissingWaitWarning: "in eager mode this code would race; compiled code has the wait: {wait}",
     EventOverwrittenWarning: (
         "{event} was recorded again before anyone waited for its last record; whoever should have waited for "
@@ -451,6 +460,7 @@ __all__ = [
     "BlockingCopyWarning",
     "CacheWarning",
     "CaptureError",
+    "CompileWarning",
     "DeviceMismatchError",
     "DevstreamError",
     "DevstreamWarning",

@@ -45,6 +45,23 @@ class Trace:
         """The graph that is being made, one object a compilation."""
         return self._tx.output
 
+    @property
+    def under_inductor(self) -> bool:
+        """Whether the graph goes to torch's Inductor, which orders stream code wrongly or not at all.
+
+        Torch 2.11 has no streams there; 2.12 to 2.15 lose waits, reuse memory that another stream reads, or fail.
+        """
+        found: Any = self._tx.output.compiler_fn
+        for _ in range(8):  # what torch wraps around a backend
+            name = getattr(found, "_compiler_name", None) or getattr(found, "compiler_name", None)
+            if name == "inductor" or found is torch._inductor.compile:
+                return True
+            inner = getattr(found, "_torchdynamo_orig_backend", None) or getattr(found, "compiler_fn", None)
+            if inner is None:
+                return False
+            found = inner
+        return False
+
     def is_none(self, variable: Any) -> bool:
         """Say whether *variable* is the constant None."""
         return bool(variable.is_python_constant()) and variable.as_python_constant() is None
