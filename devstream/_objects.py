@@ -160,6 +160,7 @@ def make_stream(backend: AnyBackend, index: int, priority: PriorityArg) -> Any: 
         made.requested_priority = priority
     else:
         _note_owner(made, backend)
+        dynamo.add_stream_classes((type(made),))
     return made
 
 

@@ -426,8 +426,8 @@ def warning(cls: type[DevstreamWarning], **facts: object) -> DevstreamWarning:
 
 _WARNINGS: dict[type[DevstreamWarning], str] = {
     CompileWarning: (
-        "torch.compile's backend {compiler!r} does not keep the order of stream code: results may be wrong, or the "
-        'compiling fails. Use torch.compile(..., backend="devstream")'
+        "torch.compile's backend {compiler!r} does not keep the order of stream code: results may be wrong, or "
+        'nothing compiles. Use torch.compile(..., backend="devstream")'
     ),
     MissingWaitWarning: "in eager mode this code would race; compiled code has the wait: {wait}",
     EventOverwrittenWarning: (

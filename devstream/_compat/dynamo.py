@@ -4,8 +4,9 @@ Dynamo turns each object that it meets into a variable; which variable, it looks
 `install` adds types of ours to that table (`devstream._compat.dynamo_variables`), and changes nothing else:
 
 - `Traced`, a function with two meanings: its ``eager`` one, and a ``rule`` that acts on a `Trace`;
-- our stream classes. Dynamo takes each subclass of ``torch.Stream`` for a native stream and replaces its methods
-  by its own, which know native events only; our variable inlines functions of ours instead (`stream_methods`);
+- our stream classes, and those of plug-ins. Dynamo takes each subclass of ``torch.Stream`` for a native stream
+  and replaces its methods by its own, which know native events only; our variable inlines functions of ours
+  instead (`stream_methods`);
 - torch's event classes, for one more advice in an error of torch's.
 
 [Note: When the rules are installed]
@@ -53,6 +54,8 @@ class Traced:
 
 def add_stream_classes(classes: Collection[type]) -> None:
     """Let Dynamo trace streams of exactly these classes by our rules; they then live as long as the process."""
+    if _stream_classes.issuperset(classes):
+        return
     with _lock:
         _stream_classes.update(classes)
         installed = _installed

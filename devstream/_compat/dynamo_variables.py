@@ -285,8 +285,9 @@ def _build_stream(builder: Any, value: torch.Stream) -> Any:
     trace = Trace(builder.tx)
     var = trace.register(OurStreamVariable, value, source=builder.source)
     found = builder.tx.output.side_effects.track_object_existing(value, var)
-    handle = trace.attribute(found, "_compiled_handle")
-    trace.emit(dynamo.bind_op(), handle, var.user_object_index)
+    if hasattr(type(value), "_compiled_handle"):  # a plug-in's own class has none, and is found by its place alone
+        handle = trace.attribute(found, "_compiled_handle")
+        trace.emit(dynamo.bind_op(), handle, var.user_object_index)
     return found
 
 

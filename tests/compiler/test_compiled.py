@@ -9,6 +9,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 import devstream
+from devstream import _registry
 from devstream.compiler import backend as compiler_backend
 
 pytestmark = [
@@ -59,9 +60,15 @@ def pytest_generate_tests(metafunc: Any) -> None:
         )
         for program in programs
         for where in ("cpu", "cuda")
-        if where == "cuda" or "inductor" not in metafunc.function.__name__ or program.name in SLOW
+        if _wanted(metafunc.function.__name__, program.name, where)
     ]
     metafunc.parametrize(("program", "where"), cases)
+
+
+def _wanted(test: str, program: str, where: str) -> bool:
+    if "toy" in test:
+        return where == "cpu"
+    return where == "cuda" or "inductor" not in test or program in SLOW
 
 
 def load_suite() -> Any:
@@ -158,3 +165,16 @@ def test_eagers_random_numbers_where_they_are_asked_for():
     torch.manual_seed(3)
     for one, other in zip(fast(x), wanted, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+def test_on_the_toy_plug_in(program, where):
+    """A backend that the compiler has never heard of, its streams of a plain class."""
+    assert where == "cpu"
+    if "toy" not in _registry.names():
+        pytest.fail("the toy backend isn't installed; run `pip install --no-deps tests/plugin_example`")
+    with _registry.chosen("toy"):
+        function = program.make("cpu", devstream.Stream("cpu"), devstream.Stream("cpu"))
+        wanted = run(function, program.arguments("cpu"))
+        fast = compiled(function, regions="eager", missing_waits="error")
+        for _ in range(2):
+            same(run(fast, program.arguments("cpu")), wanted)
