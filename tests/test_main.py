@@ -28,7 +28,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "here"
 
 
-TINY = ["demo", "--device", "cpu", "--size", "tiny"]
+TINY = ["demo", "--device", "cpu", "--size", "tiny", "--no-compiled"]
 
 
 # -- both ------------------------------------------------------------------------------------------------
@@ -174,8 +174,21 @@ def test_the_second_run_shows_the_first_ones_rate(capsys: pytest.CaptureFixture[
     assert f"{rate:,.0f}" in capsys.readouterr().out
 
 
+def test_a_machine_that_cannot_compile_says_so_and_does_the_rest(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*args: object) -> None:
+        raise RuntimeError("no C++ compiler found\nand more")
+
+    monkeypatch.setattr("devstream.demo.train.Training._forward", fails)
+    main([one for one in TINY if one != "--no-compiled"] + ["--steps", "16", "--json", "-"])
+    document = json.loads(capsys.readouterr().out)
+    assert document["not_compiled"] == "RuntimeError: no C++ compiler found"
+    assert [column["name"] for column in document["columns"]] == ["without side streams", "with side streams"]
+
+
 def test_fewer_steps_shorten_the_comparison_too(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["demo", "--device", "cpu", "--size", "tiny", "--steps", "13", "--json", "-"])
+    main(["demo", "--device", "cpu", "--size", "tiny", "--steps", "13", "--json", "-", "--no-compiled"])
     shown = capsys.readouterr()
     assert json.loads(shown.out)["compared_steps"] == 2
     assert "12 of 12" in shown.err
@@ -194,7 +207,7 @@ def test_a_run_that_did_not_train_is_code_1_and_a_sentence(capsys: pytest.Captur
 
 
 def test_the_second_virtual_device_of_the_cpu_trains_too(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["demo", "--device", "cpu:1", "--size", "tiny", "--steps", "4", "--json", "-"])
+    main(["demo", "--device", "cpu:1", "--size", "tiny", "--steps", "4", "--json", "-", "--no-compiled"])
     assert json.loads(capsys.readouterr().out)["device"] == "cpu:1"
 
 

@@ -54,6 +54,7 @@ class Result:
         compared_steps: how many steps that were, in each segment.
         snapshots: evaluation loss by step, from snapshots taken while training went on.
         versions: of what took part.
+        not_compiled: why there is no column of compiled steps; empty where there is one.
         picture: where the picture of the timeline is; None: not drawn.
     """
 
@@ -72,6 +73,7 @@ class Result:
     training_s: float
     total_s: float
     versions: dict[str, str]
+    not_compiled: str = ""
     picture: str | None = None
 
     @property

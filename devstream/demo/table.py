@@ -30,8 +30,8 @@ def as_table(result: Result, *, previous_tokens_per_s: float | None = None) -> T
 
     Args:
         result: a whole run.
-        previous_tokens_per_s: of the run before, with side streams, of the same device, size, steps and torch;
-            None: there was none.
+        previous_tokens_per_s: of the run before, with side streams in eager, of the same device, size, steps and
+            torch; None: there was none.
     """
     columns = result.columns
     heads = ("", *(column.name for column in columns), "previous run")
@@ -54,12 +54,14 @@ def as_table(result: Result, *, previous_tokens_per_s: float | None = None) -> T
         f"{result.total_s:.0f} s in all"
     )
     how = (
-        f"Compared: the same first steps ({result.compared_steps}) from the same weights, in turn without and "
-        "with side streams. Copy time, and what was hidden of it under training and evaluation, are from the "
+        f"Compared: the same first steps ({result.compared_steps}) from the same weights, in turn in each "
+        "way. Copy time, and what was hidden of it under training and evaluation, are from the "
         "timestamps of both. The previous run is one of the same device, size, steps and torch."
     )
     notes = [f"{result.device}: {result.device_name}", run, took, how]
-    alone, beside = columns[0].copy_ms, columns[-1].copy_ms
+    if result.not_compiled:
+        notes.append(f"Not compiled: {result.not_compiled}.")
+    alone, beside = columns[0].copy_ms, columns[1].copy_ms
     if result.device.partition(":")[0] == "cpu" and alone is not None and beside is not None and beside > alone:
         notes.append(_HAND_OVER)
     return Table(f"devstream demo on {result.device}", heads, rows, tuple(notes))
