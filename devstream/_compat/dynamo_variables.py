@@ -234,12 +234,17 @@ class OurStreamVariable(StreamVariable):
     def exit(self, tx: Any, *args: Any) -> Any:
         return self.open_blocks.pop().exit(tx, *args)
 
-    def var_getattr(self, tx: Any, name: str) -> Any:
-        if name != "device":
-            return super().var_getattr(tx, name)
+    def var_getattr(self, tx: Any, name: str) -> Any:  # up to torch 2.13
+        return self._device(tx) if name == "device" else super().var_getattr(tx, name)
+
+    def tp_getattro_impl(self, tx: Any, name: str) -> Any:  # torch 2.14 and later
+        parent: Any = super()
+        return self._device(tx) if name == "device" else parent.tp_getattro_impl(tx, name)
+
+    def _device(self, tx: Any) -> Any:
         # The function is traced anew for a stream of another device, if there is a way to find it again.
         trace = Trace(tx)
-        return trace.constant(self.value.device) if self.source is None else trace.attribute(self, name)
+        return trace.constant(self.value.device) if self.source is None else trace.attribute(self, "device")
 
     def call_method(self, tx: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
         if name == "__init__":  # of a stream that our __new__ has made
