@@ -94,8 +94,16 @@ def is_item(node: torch.fx.Node) -> bool:
     return getattr(node.target, "__name__", "") == "getitem" and node.op == "call_function"
 
 
+def is_seeds(node: torch.fx.Node) -> bool:
+    """Say whether *node* makes the seeds of a graph's random numbers, which no line of the user's does."""
+    return node.op == "call_function" and "inductor_seeds" in str(node.target)
+
+
 def assign(graph: torch.fx.Graph) -> None:
     """Give each node without a mark a stream: [Note: Where a node without a mark goes]."""
+    for node in graph.nodes:
+        if is_seeds(node):  # one pass leaves it without a mark, another gives it that of whom it replaced first
+            set_mark(node, None)
     lacking = [node for node in graph.nodes if computes(node) and (mark_of(node) is None or is_item(node))]
     for node in lacking:
         if is_item(node) and isinstance(node.args[0], torch.fx.Node) and mark_of(node.args[0]) is not None:
@@ -303,4 +311,4 @@ def take_token(graph: torch.fx.Graph) -> str | None:
     return found
 
 
-__all__ = ["TOKEN", "assign", "computes", "is_item", "is_number", "prepare", "take_token", "unseal"]
+__all__ = ["TOKEN", "assign", "computes", "is_item", "is_number", "is_seeds", "prepare", "take_token", "unseal"]

@@ -24,7 +24,6 @@ from devstream.compiler._build import build
 from devstream.compiler._capture import capture
 from devstream.compiler._captured import AMBIENT, Captured
 from devstream.compiler._emit import Plan
-from devstream.compiler._graph import Graph
 from devstream.compiler._listing import listing
 from devstream.compiler._lower import Lowered, Queues, Saved, in_turn, lower
 from devstream.compiler._missing import missing
@@ -241,7 +240,7 @@ class _Variant:
             cost=self.options.cost,
         )
         if not backward:
-            self._tell_missing(lowered.graph)
+            self._tell_missing(lowered)
         graph = in_turn(lowered) if self.backend.works_in_threads else lowered.graph
         program = build(graph, delay_us=self.options.delay_us)
         prove(program)
@@ -279,10 +278,11 @@ class _Variant:
             numbers=regions.numbers(list(dict.fromkeys(sizes))) if sizes else None,
         )
 
-    def _tell_missing(self, graph: Graph) -> None:
+    def _tell_missing(self, lowered: Lowered) -> None:
         if self.options.missing_waits == "ignore":
             return
-        found = [one for one in missing(graph) if one.sure]
+        added = {name for name, node in lowered.nodes.items() if _joint.is_seeds(node)}
+        found = [one for one in missing(lowered.graph) if one.sure and one.first not in added]
         if found and self.options.missing_waits == "error":
             raise MissingWaitError(waits=[str(one) for one in found])
         for one in found:

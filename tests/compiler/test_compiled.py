@@ -146,6 +146,22 @@ def test_dropout_is_the_same_in_forward_and_backward():
     assert not torch.equal(again, y)
 
 
+def test_random_numbers_on_two_streams_are_no_missing_wait():
+    """Their seeds are made at once, by a node that the user didn't write."""
+    one, two = devstream.Stream("cpu"), devstream.Stream("cpu")
+
+    def function(x):
+        with devstream.stream(one):
+            y = torch.nn.functional.dropout(x, 0.5)
+        with devstream.stream(two):
+            z = torch.nn.functional.dropout(x, 0.5)
+        return y, z
+
+    x = torch.ones(64, requires_grad=True)
+    y, z = compiled(function, regions="eager", missing_waits="error")(x)
+    assert not torch.equal(y, z)
+
+
 def test_eagers_random_numbers_where_they_are_asked_for():
     side = devstream.Stream("cpu")
 
