@@ -108,21 +108,20 @@ def assign(graph: torch.fx.Graph) -> None:
     for node in lacking:
         if is_item(node) and isinstance(node.args[0], torch.fx.Node) and mark_of(node.args[0]) is not None:
             set_mark(node, mark_of(node.args[0]))
-    for node in reversed(lacking):
-        if mark_of(node) is None and node.meta.get("is_gradient_acc"):
-            _put(node, _first(_users(node)), _first(_arguments(node)))
-    for node in lacking:
-        if mark_of(node) is None:
-            _put(node, _only(_arguments(node)))
-    for node in reversed(lacking):
-        if mark_of(node) is None:
-            _put(node, _only(_users(node)))
     late = _backward(graph)
+    rules: tuple[tuple[bool, Callable[[torch.fx.Node], int | None]], ...] = (
+        (True, lambda node: _nearest(node) if node.meta.get("is_gradient_acc") else None),
+        (False, lambda node: _only(_arguments(node))),
+        (True, lambda node: _only(_users(node))),
+        (False, lambda node: _nearest(node) if node in late else None),
+        (False, lambda node: AMBIENT if next(_arguments(node), None) is None else None),
+    )
+    for users_first, rule in rules:
+        for node in reversed(lacking) if users_first else lacking:
+            stream = rule(node) if mark_of(node) is None else None
+            if stream is not None:
+                set_mark(node, Mark(stream, 0))
     for node in lacking:
-        if mark_of(node) is None and node in late:
-            _put(node, _first(_users(node)), _first(_arguments(node)))
-        if mark_of(node) is None:
-            _put(node, _only(_arguments(node)), AMBIENT if next(_arguments(node), None) is None else None)
         if mark_of(node) is None:
             streams = sorted({*_arguments(node), *_users(node)})
             raise GraphError(
@@ -132,6 +131,11 @@ def assign(graph: torch.fx.Graph) -> None:
                     f"and its neighbours are on streams {streams}"
                 ),
             )
+
+
+def _nearest(node: torch.fx.Node) -> int | None:
+    """Return the stream of the first user, else of the first argument."""
+    return next(_users(node), next(_arguments(node), None))
 
 
 def _backward(graph: torch.fx.Graph) -> set[torch.fx.Node]:
@@ -147,12 +151,6 @@ def _backward(graph: torch.fx.Graph) -> set[torch.fx.Node]:
     return found
 
 
-def _put(node: torch.fx.Node, *streams: int | None) -> None:
-    found = next((stream for stream in streams if stream is not None), None)
-    if found is not None:
-        set_mark(node, Mark(found, 0))
-
-
 def _arguments(node: torch.fx.Node) -> Iterator[int]:
     for other in node.all_input_nodes:
         mark = mark_of(other)
@@ -165,10 +163,6 @@ def _users(node: torch.fx.Node) -> Iterator[int]:
         mark = mark_of(other)
         if mark is not None and computes(other):
             yield int(str(other.args[1]).partition(">")[0]) if _is_seal(other) else mark.stream
-
-
-def _first(streams: Iterable[int]) -> int | None:
-    return next(iter(streams), None)
 
 
 def _only(streams: Iterable[int]) -> int | None:

@@ -468,3 +468,29 @@ def everything_on_one_side_stream(device, one, two):
         return y
 
     return function
+
+
+@program((8, 8), (8, 8))
+def round_trip_to_the_host(device, one, two):
+    def function(x, w):
+        fork(one)
+        with devstream.stream(one):
+            there = (x @ w).to("cpu")  # blocks the host, so it is over
+            back = (there * 2).to(device)
+        join(one)
+        return back + x
+
+    return function
+
+
+@program((8, 8), (3,), plain=(1,))
+def scalars_of_the_host(device, one, two):
+    def function(x, _unused):
+        scale = torch.tensor(3.0)  # a tensor of the host that a kernel of the device reads
+        fork(one)
+        with devstream.stream(one):
+            y = x * scale
+        join(one)
+        return y
+
+    return function

@@ -124,6 +124,39 @@ def test_found_by_name():
     assert fast(torch.ones(2)).tolist() == [2.0, 2.0]
 
 
+def test_dynamic_shapes_with_inductor():
+    side = devstream.Stream("cpu")
+
+    def function(x, w):
+        side.wait_stream(devstream.current_stream("cpu"))
+        with devstream.stream(side):
+            y = torch.sin(x @ w).sum(0) * x.shape[0]
+        devstream.current_stream("cpu").wait_stream(side)
+        return y.expand(x.shape[0] * 2, -1)
+
+    fast = compiled(function)
+    for rows in (3, 5, 7):
+        arguments = [torch.randn(rows, 4, requires_grad=True), torch.randn(4, 4, requires_grad=True)]
+        again = [one.detach().clone().requires_grad_() for one in arguments]
+        same(run(fast, arguments), run(function, again))
+
+
+def test_double_backward_is_torchs_error():
+    side = devstream.Stream("cpu")
+
+    def function(x):
+        side.wait_stream(devstream.current_stream("cpu"))
+        with devstream.stream(side):
+            y = x.sin()
+        devstream.current_stream("cpu").wait_stream(side)
+        return y.sum()
+
+    x = torch.ones(3, requires_grad=True)
+    (gradient,) = torch.autograd.grad(compiled(function, regions="eager")(x), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="double backward"):
+        gradient.sum().backward()
+
+
 def test_dropout_is_the_same_in_forward_and_backward():
     side = devstream.Stream("cpu")
 
