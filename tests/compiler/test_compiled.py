@@ -109,6 +109,49 @@ def test_with_inductor(program, where):
         same(run(fast, program.arguments(where)), wanted)
 
 
+def nodes_by_stream(program: Any) -> dict[str, dict[int, list[str]]]:
+    """Compile for training, and return what runs on which stream, of the forward and of the backward."""
+    found: dict[str, dict[int, list[str]]] = {}
+
+    def watch(name: str, built: Any) -> None:
+        streams = found.setdefault(name, {})
+        for region in built.regions:
+            streams.setdefault(region.stream, []).extend(region.nodes)
+
+    compiler_backend.watchers.append(watch)
+    try:
+        function = program.make("cpu", devstream.Stream("cpu"), devstream.Stream("cpu"))
+        run(compiled(function, regions="eager"), program.arguments("cpu"))
+    finally:
+        compiler_backend.watchers.remove(watch)
+    return found
+
+
+def one_program(name: str) -> Any:
+    return next(program for program in load_suite().PROGRAMS if program.name == name)
+
+
+def test_the_same_expression_on_two_streams_stays_twice():
+    """Without seals one node is left of two, and one stream reads the other's."""
+    found = nodes_by_stream(one_program("same_expression_twice"))["forward"]
+    assert [sum(node.startswith("sin") for node in found[stream]) for stream in (1, 2)] == [1, 1]
+
+
+def test_an_attention_that_the_user_split_stays_split():
+    """Without seals a pattern makes one attention of the three parts."""
+    found = nodes_by_stream(one_program("attention_over_two_streams"))["forward"]
+    assert any("bmm" in node for node in found[1])
+    assert any("exp" in node for node in found[2])
+    assert not any("attention" in node for nodes in found.values() for node in nodes)
+
+
+def test_shared_weights_do_not_bring_two_streams_together():
+    """Four micro-batches on two streams: the sums of their gradients follow one stream, at its end."""
+    found = nodes_by_stream(one_program("micro_batches"))["backward"]
+    assert set(found) == {0, 1, 2}
+    assert not any(node.startswith("add") for node in found[0])
+
+
 def test_found_by_name():
     side = devstream.Stream("cpu")
 
@@ -132,7 +175,7 @@ def test_dynamic_shapes_with_inductor():
         with devstream.stream(side):
             y = torch.sin(x @ w).sum(0) * x.shape[0]
         devstream.current_stream("cpu").wait_stream(side)
-        return y.expand(x.shape[0] * 2, -1)
+        return y * torch.ones(x.shape[0] * 2, 1)
 
     fast = compiled(function)
     for rows in (3, 5, 7):
