@@ -22,6 +22,7 @@
        ├─ StreamNotEnteredError
        ├─ ForkedProcessError
        ├─ IpcHandleError
+       ├─ RaceError
        └─ CaptureError
 
     DevstreamWarning                + UserWarning
@@ -29,6 +30,7 @@
     ├─ RecordStreamWarning
     ├─ BackendWarning
     ├─ BlockingCopyWarning
+    ├─ RaceWarning
     └─ CacheWarning
 
 A constructor takes facts, by keyword, and keeps them as attributes; ``__str__`` writes the sentence. That is
@@ -285,6 +287,17 @@ class IpcHandleError(StreamError):
         )
 
 
+class RaceError(StreamError):
+    """The race checker found races. Facts: *races* (a report each)."""
+
+    def __init__(self, *, races: Iterable[str]) -> None:
+        super().__init__(races=tuple(races))
+
+    def __str__(self) -> str:
+        count = len(self.races)
+        return "\n\n".join([f"{count} race{'s' * (count != 1)} found", *self.races])
+
+
 class CaptureError(StreamError):
     """The call isn't allowed while its stream is captured into a graph. Facts: *operation*, *stream*."""
 
@@ -369,6 +382,10 @@ class BlockingCopyWarning(DevstreamWarning):
     """A copy between host and device blocks the host, because its host memory is pageable."""
 
 
+class RaceWarning(DevstreamWarning):
+    """The race checker found a race, under ``on_race="warn"``."""
+
+
 class CacheWarning(DevstreamWarning):
     """A cached file was damaged or foreign, and was ignored."""
 
@@ -379,6 +396,7 @@ def warning(cls: type[DevstreamWarning], **facts: object) -> DevstreamWarning:
 
 
 _WARNINGS: dict[type[DevstreamWarning], str] = {
+    RaceWarning: "{race}",
     EventOverwrittenWarning: (
         "{event} was recorded again before anyone waited for its last record; whoever should have waited for "
         "that one now waits for the later one. Use one event per hand-over"

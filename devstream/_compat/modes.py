@@ -1,0 +1,39 @@
+"""torch's modes and what autograd is doing, as the race checker and the schedules of the CPU need them."""
+
+from __future__ import annotations
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+def current_backward_node() -> torch.autograd.graph.Node | None:
+    """Return the node whose backward this thread runs, or None outside of a backward."""
+    return torch._C._current_autograd_node()
+
+
+def node_number(node: torch.autograd.graph.Node) -> int | None:
+    """Return the place of *node* in the order in which its thread made nodes; None for an accumulation."""
+    # C++'s largest number stands for "first of all", which accumulations are.
+    number = int(node._sequence_nr()) if hasattr(node, "_sequence_nr") else -1
+    return number if 0 <= number < 1 << 62 else None
+
+
+def next_node_number() -> int:
+    """Return the number that the next node made by this thread will have."""
+    return int(torch._C._autograd._get_sequence_nr())
+
+
+def no_function_modes() -> torch._C.DisableTorchFunction:
+    """Return a context in which methods of tensors don't go through ``__torch_function__``."""
+    return torch._C.DisableTorchFunction()
+
+
+__all__ = [
+    "TorchDispatchMode",
+    "TorchFunctionMode",
+    "current_backward_node",
+    "next_node_number",
+    "no_function_modes",
+    "node_number",
+]
