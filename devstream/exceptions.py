@@ -295,7 +295,8 @@ class RaceError(StreamError):
 
     def __str__(self) -> str:
         count = len(self.races)
-        return "\n\n".join([f"{count} race{'s' * (count != 1)} found", *self.races])
+        head = f"{count} race{'s' * (count != 1)} found; make the later work wait, as each report says"
+        return "\n\n".join([head, *self.races])
 
 
 class CaptureError(StreamError):
@@ -436,6 +437,8 @@ __all__ = [
     "MissingExtraError",
     "OrderingError",
     "ProofError",
+    "RaceError",
+    "RaceWarning",
     "RecordStreamWarning",
     "StreamError",
     "StreamNotEnteredError",

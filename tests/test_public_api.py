@@ -27,6 +27,7 @@ PUBLIC = [
     "default_stream",
     "devices",
     "named_stream",
+    "racecheck",
     "record_stream",
     "recorded",
     "set_stream",

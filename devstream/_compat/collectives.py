@@ -7,8 +7,6 @@ from datetime import timedelta
 from functools import lru_cache
 from typing import Any
 
-import torch.distributed
-
 
 @lru_cache
 def _watched_class() -> type:
@@ -22,7 +20,7 @@ def _watched_class() -> type:
             super().__init__()
             self._inner, self._waited = inner, waited
 
-        def wait(self, timeout: timedelta | None = None) -> bool:  # type: ignore[override]
+        def wait(self, timeout: timedelta | None = None) -> bool:
             done = self._inner.wait() if timeout is None else self._inner.wait(timeout)
             self._waited()
             return done

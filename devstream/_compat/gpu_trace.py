@@ -59,7 +59,7 @@ class GpuTrace:
 
     def __init__(self, listener: Listener) -> None:
         module = importlib.import_module("torch.cuda._gpu_trace")
-        torch._C._activate_gpu_trace()  # type: ignore[attr-defined]  # private, and missing from the stub
+        torch._C._activate_gpu_trace()
         self._added: list[tuple[list[Callable[..., Any]], Callable[..., Any]]] = []
         for name, method in _HOOKS.items():
             callbacks: list[Callable[..., Any]] = getattr(module, name).callback_list

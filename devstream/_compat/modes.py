@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -24,14 +26,20 @@ def next_node_number() -> int:
     return int(torch._C._autograd._get_sequence_nr())
 
 
-def no_function_modes() -> torch._C.DisableTorchFunction:
+def no_function_modes() -> AbstractContextManager[None]:
     """Return a context in which methods of tensors don't go through ``__torch_function__``."""
     return torch._C.DisableTorchFunction()
+
+
+def acts_for_itself(types: tuple[type, ...]) -> bool:
+    """Say whether one of these classes of tensors runs its operations by its own ``__torch_dispatch__``."""
+    return any(cls.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl for cls in types)  # type: ignore[attr-defined]
 
 
 __all__ = [
     "TorchDispatchMode",
     "TorchFunctionMode",
+    "acts_for_itself",
     "current_backward_node",
     "next_node_number",
     "no_function_modes",

@@ -208,7 +208,8 @@ def _keep(
         # Of several streams, so not in the order of their ends; the ones not done go to the back.
         for _ in range(len(_kept)):
             entry = _kept.popleft()
-            if not entry[0].query():
+            # Not Event.query: an observer would take it for the user's question.
+            if not entry[0]._backend.query_event(entry[0].native):
                 _kept.append(entry)
 
 

@@ -68,8 +68,7 @@ class racecheck(ContextDecorator):  # noqa: N801 - used like a function
             watch = Watch(checker, poison=poison)
             backend = _registry.default_backend()
             if backend.device_type == "cuda" and gpu_trace.has_gpu_trace():
-                watch.traced = backend.device_type
-                stack.callback(gpu_trace.GpuTrace(watch).close)
+                stack.callback(gpu_trace.GpuTrace(watch.listen_to(backend.device_type)).close)
             stack.callback(_observe.subscribe(watch).close)
             stack.enter_context(Escapes(watch))
             stack.enter_context(Operations(watch))
@@ -89,7 +88,9 @@ class racecheck(ContextDecorator):  # noqa: N801 - used like a function
         if self._on_race == "stop":
             raise RaceError(races=[describe(race)])
         if self._on_race == "warn":
-            warnings.warn(warning(RaceWarning, race=describe(race)), stacklevel=4)
+            made = warning(RaceWarning, race=describe(race))
+            site = race.second.site  # not the caller: between it and here are torch's frames
+            warnings.warn_explicit(made, RaceWarning, site.file or "<unknown>", site.line or 1)
 
 
 def _rank() -> int | None:

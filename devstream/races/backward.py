@@ -1,9 +1,9 @@
 """On which stream a backward operation counts as run, on the CPU.
 
-On an accelerator autograd runs each backward operation on the stream of its forward, and puts in the waits. On the
-CPU it runs them where ``backward()`` was called. A program must not race on the one and be right on the other, so
-here they count as run on the stream of their forward, one after another, after the caller's earlier work and before
-its later. So a missing wait *inside* one backward (in a hook, say) isn't found on the CPU.
+On an accelerator autograd runs each backward operation on the stream of its forward, and puts in the waits. On
+the CPU it runs them where ``backward()`` was called. A program must not race on the one and be right on the other.
+So here they count as run on the stream of their forward, one after another, after the caller's earlier work and
+before its later. A missing wait *inside* one backward (in a hook, say) isn't found on the CPU for that.
 """
 
 from __future__ import annotations
@@ -55,6 +55,8 @@ class Backward:
         here = self._here
         if here.caller is None:
             here.caller = here.last = current
+        if current != here.caller:
+            return current  # a forward that is run again, or a hook, chose this stream itself
         lane = self._forward_lane(node, here.caller)
         if lane != here.last:
             self._order.wait_lane(lane, here.last)
@@ -69,6 +71,13 @@ class Backward:
             return caller
         at = bisect_right(here.numbers, number)
         return here.before if at == 0 else here.lanes[at - 1]
+
+    def verb(self) -> None:
+        """Note that a hook calls a verb: to it the caller's stream stands for the backward so far."""
+        here = self._here
+        if here.caller is not None:
+            self._order.wait_lane(here.caller, here.last)
+            here.last = here.caller
 
     @property
     def running(self) -> bool:

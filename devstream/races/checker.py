@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from devstream.races.extents import Extent, extent
-from devstream.races.history import Access, History
+from devstream.races.history import PRUNE_AT, Access, History
 from devstream.races.model import Fault, Lane, LaneKind, Note, Operation, Race
 from devstream.races.order import HOST, Order
 from devstream.races.sites import NOWHERE, Site, here
@@ -28,7 +28,18 @@ _FREED_KEPT = 256
 class Memory:
     """One storage: its history, and whose it is."""
 
-    __slots__ = ("__weakref__", "freed", "history", "home", "pointer", "ref", "shared", "site", "size_bytes", "told")
+    __slots__ = (
+        "__weakref__",
+        "freed",
+        "history",
+        "home",
+        "pointer",
+        "ref",
+        "shared",
+        "site",
+        "size_bytes",
+        "told",
+    )
 
     def __init__(self, size_bytes: int) -> None:
         self.size_bytes = size_bytes
@@ -79,23 +90,21 @@ class Checker:
 
     # -- accesses ----------------------------------------------------------------------------------------
 
-    def touch(self, tensor: torch.Tensor, work: Work, *, write: bool) -> Memory | None:
-        """Let *work* read or write *tensor*; returns the tensor's memory. Hold the lock."""
-        storage = tensor.untyped_storage()
+    def touch(self, tensor: torch.Tensor, storage: torch.UntypedStorage, work: Work, *, write: bool) -> None:
+        """Let *work* read or write *tensor*, whose storage is *storage*. Hold the lock."""
         memory = self._memories.get(storage._cdata)
         if memory is None:
             memory = self._adopt(storage)
         if tensor.is_contiguous():
             size = tensor.nbytes
             if not size:
-                return memory
-            start = tensor.storage_offset() * tensor.element_size()
+                return
+            start = int(tensor.storage_offset()) * tensor.element_size()
             where: Extent | None = Extent(start, start + size, size)
         else:
-            where = extent(tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.element_size())
+            where = extent(int(tensor.storage_offset()), tensor.shape, tensor.stride(), tensor.element_size())
         if where is not None:
             self.note(memory, work, where, write=write)
-        return memory
 
     def note(self, memory: Memory, work: Work, where: Extent, *, write: bool) -> None:
         """Let *work* read or write the bytes *where* of *memory*. Hold the lock."""
@@ -107,12 +116,11 @@ class Checker:
         history = memory.history
         for earlier in history.add(access, clock):
             self._add(earlier, access, memory)
-        if len(history.reads) + len(history.writes) >= 64:
+        if len(history.reads) + len(history.writes) >= PRUNE_AT:
             history.prune(self.order.known_to_all)
 
-    def allocate(self, tensor: torch.Tensor, lane: int, site: Site) -> Memory:
-        """Note that *tensor*'s storage was made for *lane*, which may get memory that was freed. Hold the lock."""
-        storage = tensor.untyped_storage()
+    def allocate(self, storage: torch.UntypedStorage, lane: int, site: Site) -> Memory:
+        """Note that *storage* was made for *lane*, which may get memory that was freed. Hold the lock."""
         memory = self._memories.get(storage._cdata)
         if memory is not None:
             return memory
@@ -122,9 +130,9 @@ class Checker:
             self._reuse(memory, lane, site)
         return memory
 
-    def memory_of(self, tensor: torch.Tensor) -> Memory | None:
-        """Return what is known about *tensor*'s storage."""
-        return self._memories.get(tensor.untyped_storage()._cdata)
+    def memory_of(self, storage: torch.UntypedStorage) -> Memory | None:
+        """Return what is known about *storage*."""
+        return self._memories.get(storage._cdata)
 
     def _adopt(self, storage: torch.UntypedStorage) -> Memory:
         memory = Memory(storage.nbytes())
@@ -180,7 +188,7 @@ class Checker:
     def tell_allocator(self, tensor: torch.Tensor, lane: int) -> None:
         """``record_stream``: the allocator waits for *lane* before it hands out the memory again."""
         with self.lock:
-            memory = self.memory_of(tensor)
+            memory = self.memory_of(tensor.untyped_storage())
             if memory is not None:
                 memory.told.add(lane)
 

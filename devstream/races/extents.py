@@ -52,7 +52,8 @@ def _normal(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> 
     """Return the run and the dims of a layout, neighbours merged; a run of 0 is no elements."""
     if 0 in shape:
         return 0, ()
-    run, dims = itemsize, []
+    run = itemsize
+    dims: list[tuple[int, int]] = []
     # A stride of 0 repeats the same bytes, and a length of 1 repeats nothing.
     for step, count in sorted((s * itemsize, n) for n, s in zip(shape, strides, strict=True) if n > 1 and s):
         if not dims and step <= run:

@@ -10,7 +10,7 @@ from devstream.races.extents import Extent
 from devstream.races.sites import Site
 
 #: So many accesses of one kind are kept before those that everybody knows are dropped.
-_PRUNE_AT = 64
+PRUNE_AT = 64
 
 
 class Access(NamedTuple):
@@ -39,7 +39,7 @@ class History:
     def __init__(self) -> None:
         self.writes: list[Access] = []
         self.reads: list[Access] = []
-        self._prune_at = _PRUNE_AT
+        self._prune_at = PRUNE_AT
 
     def add(self, access: Access, clock: Clock) -> list[Access]:
         """Add *access*, made by whoever has *clock*; return the earlier ones that it races with.
@@ -65,9 +65,7 @@ class History:
         else:
             lane = access.stamp.lane
             if self.reads:
-                self.reads = [
-                    old for old in self.reads if old.stamp.lane != lane or not extent.holds(old.extent)
-                ]
+                self.reads = [old for old in self.reads if old.stamp.lane != lane or not extent.holds(old.extent)]
             self.reads.append(access)
         return found
 
@@ -81,7 +79,7 @@ class History:
             return
         self.writes = [old for old in self.writes if not known_to_all(old.stamp)]
         self.reads = [old for old in self.reads if not known_to_all(old.stamp)]
-        self._prune_at = max(_PRUNE_AT, 2 * (len(self.writes) + len(self.reads)))
+        self._prune_at = max(PRUNE_AT, 2 * (len(self.writes) + len(self.reads)))
 
 
-__all__ = ["Access", "History"]
+__all__ = ["PRUNE_AT", "Access", "History"]

@@ -49,7 +49,9 @@ class Lanes:
             return self._by_handle[key]
         device = f"{backend.device_type}:{index}"
         default = backend.stream_key(stream) == backend.stream_key(backend.default_stream(index))
-        lane = self._order.add_lane(LaneKind.STREAM, _name(backend, stream, device, default), device, default=default)
+        lane = self._order.add_lane(
+            LaneKind.STREAM, _name(backend, stream, device, default), device, default=default
+        )
         if key is not None:
             self._by_handle[key] = lane
         return lane
@@ -66,7 +68,7 @@ class Lanes:
         return lane
 
     def of_tensor(self, tensor: torch.Tensor) -> int:
-        """Return the lane that work on *tensor*, issued now by this thread, goes to; the host's for host memory."""
+        """Return the lane that work on *tensor*, issued now, goes to; the host's for host memory."""
         if tensor.is_cpu:
             stream = self._cpu.current_stream(None)
             if not self.cpu_is_device and self._cpu.stream_key(stream)[2] == 0:

@@ -1,4 +1,4 @@
-"""What the checker finds, as plain data: a race, its two operations, and what is known about the edge that is missing."""
+"""What the checker finds, as plain data: a race, its two operations, and what comes near to the missing edge."""
 
 from __future__ import annotations
 

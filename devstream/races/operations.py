@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any
+from typing import Any, TypeAlias
+
+import torch
+
+Tensors: TypeAlias = list[torch.Tensor]
 
 #: They look at their argument's shape only, whatever the schema says.
 _SHAPE_ONLY = {
@@ -45,7 +49,13 @@ _HOST_WAITS = {
     "aten::unique_dim",
 }
 #: Their results are new memory that nobody has written.
-_UNWRITTEN = {"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty", "aten::new_empty_strided"}
+_UNWRITTEN = {
+    "aten::empty",
+    "aten::empty_like",
+    "aten::empty_strided",
+    "aten::new_empty",
+    "aten::new_empty_strided",
+}
 
 
 #: Arguments that they write although the schema is silent about it: the running statistics.
@@ -113,14 +123,14 @@ def plan(operation: Any) -> Plan:  # Any: torch's OpOverload, a private class
     results = full not in _SHAPE_ONLY and any(
         one.alias_info is None and "Tensor" in str(one.type) for one in schema.returns
     )
-    silent = _SILENT_WRITES.get(full, ())
+    silent: tuple[int, ...] = _SILENT_WRITES.get(full, ())
     if full.startswith("c10d::"):
         results = False
-        silent = () if full in _ONLY_READ else (0,)
+        silent = () if full in _ONLY_READ | _TOUCH_NOTHING else (0,)
         if full in _TOUCH_NOTHING:
             reads = []
-    if silent:
-        reads, writes = [at for at in reads if at not in silent], sorted({*writes, *silent} if full not in _TOUCH_NOTHING else ())
+    reads = [at for at in reads if at not in silent]
+    writes = sorted({*writes, *silent})
     kind = Kind.PLAIN
     if full in ("aten::copy_", "aten::_to_copy"):
         kind = Kind.COPY
@@ -144,4 +154,13 @@ def plan(operation: Any) -> Plan:  # Any: torch's OpOverload, a private class
     )
 
 
-__all__ = ["Kind", "Plan", "plan"]
+def flat(value: object, found: Tensors) -> None:
+    """Add the tensors of an argument, which may be a list of lists of them, to *found*."""
+    if isinstance(value, torch.Tensor):
+        found.append(value)
+    elif isinstance(value, list | tuple):
+        for one in value:
+            flat(one, found)
+
+
+__all__ = ["Kind", "Plan", "Tensors", "flat", "plan"]

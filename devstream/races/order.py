@@ -45,9 +45,9 @@ class Order:
     """Who comes after whom. The host is lane 0: all of its threads are one lane.
 
     [Note: Why the host is one lane]
-    Threads hand work to each other through locks, queues and joins of Python's, which can't be seen without patching
-    Python. A lane for each thread would miss those edges and report correct programs. So what one thread learned by
-    blocking all of them know, in the order in which the checker heard of it.
+    Threads hand work to each other through Python's locks, queues and joins, which can't be seen without patching
+    Python. A lane for each thread would miss those edges and report correct programs. So what one thread learned
+    by blocking, all of them know, in the order in which the checker heard of it.
     """
 
     def __init__(self) -> None:
@@ -137,7 +137,9 @@ class Order:
                     notes.setdefault(NearMiss.OVERWRITTEN, note)
                 lost = lost.replaced
             if lane == first.lane:
-                notes.setdefault(NearMiss.TOO_EARLY, Note(NearMiss.TOO_EARLY, waited.site, recorded.site, lane=name))
+                notes.setdefault(
+                    NearMiss.TOO_EARLY, Note(NearMiss.TOO_EARLY, waited.site, recorded.site, lane=name)
+                )
             else:
                 note = Note(NearMiss.OTHER_STREAM, waited.site, recorded.site, lane=name)
                 notes.setdefault(NearMiss.OTHER_STREAM, note)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 import torch
 
 from devstream._compat import modes
@@ -21,7 +23,7 @@ def poison(tensor: torch.Tensor) -> None:
 class Poison:
     """A context; called with a tensor whose memory is new."""
 
-    def __enter__(self) -> Poison:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc_info: object) -> None:

@@ -1,4 +1,4 @@
-"""A race in words: both operations, both streams, both lines, and the edge that is missing, in the words of the fix."""
+"""A race in words: both operations, both streams, both lines, and the missing edge in the words of the fix."""
 
 from __future__ import annotations
 
@@ -59,16 +59,18 @@ def missing(race: Race) -> str:
             f"{short(race.freed)}, or make {second.lane.name} wait for {first.lane.name} first"
         )
     if first.lane.kind is LaneKind.COLLECTIVE:
-        return f"nothing waits for the collective issued at {before}. Call wait() on what it returned before {after}"
+        return (
+            f"nothing waits for the collective issued at {before}. Call wait() on what it returned before {after}"
+        )
     if second.lane.kind is LaneKind.COLLECTIVE:
         return (
-            f"the collective of {after} isn't ordered after {first.lane.name}. Issue it while a stream is current that "
-            f"waits for {first.lane.name} after {before}"
+            f"the collective of {after} isn't ordered after {first.lane.name}. Issue it while a stream is "
+            f"current that waits for {first.lane.name} after {before}"
         )
     if second.lane.kind is LaneKind.HOST:
         return (
-            f"the host doesn't wait for {first.lane.name} after {before}. Record an event on {first.lane.name} after "
-            f"{before} and call event.synchronize() before {after}"
+            f"the host doesn't wait for {first.lane.name} after {before}. Record an event on {first.lane.name} "
+            f"after {before} and call event.synchronize() before {after}"
         )
     return (
         f"{_cap(second.lane)} doesn't wait for {first.lane.name} after {before}. Record an event on "
@@ -94,8 +96,8 @@ def note_text(note: Note, race: Race) -> str:
         return f"the wait at {wait} orders nothing: its event had not been recorded by then{later}"
     if note.miss is NearMiss.OVERWRITTEN:
         return (
-            f"the event that was recorded at {record} was recorded again at {short(note.again)}, on {note.lane}, before "
-            f"the wait at {wait}, which waits for the last record only; use one event for each"
+            f"the event that was recorded at {record} was recorded again at {short(note.again)}, on {note.lane}, "
+            f"before the wait at {wait}, which waits for the last record only; use one event for each"
         )
     return f"{second.lane.name} waits at {wait} for {note.lane}, but {first.name} ran on {first.lane.name}"
 

@@ -146,7 +146,7 @@ def test_the_backend_is_chosen_for_the_process(suite, pytester):
                 assert not event.query()
                 held.release()
                 assert event.query()
-            assert [type(notice).__name__ for notice in recorder.log] == ["Record"]
+            assert [type(notice).__name__ for notice in recorder.log] == ["Record", "Happened"]
         """
     )
     suite("--backend", "cpu", "-k", "test_chosen").assert_outcomes(passed=1)

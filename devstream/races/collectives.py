@@ -1,0 +1,165 @@
+"""Collectives: work that runs beside every stream from its issue until somebody waits for it.
+
+On a GPU torch's trace tells the collective's stream and its events. On the CPU each collective in flight is a lane
+of its own, and its caller is given a stand-in for the ``Work``, whose ``wait()`` tells. What C++ issues there, as
+DDP's reducer does, can't be followed like that, since nobody sees its waits; it counts as the current stream's.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import torch
+
+from devstream._compat import collectives as torch_collectives
+from devstream._compat import modes
+from devstream.races.checker import Checker, Work
+from devstream.races.lanes import Lanes
+from devstream.races.model import LaneKind
+from devstream.races.operations import Plan, Tensors, flat
+from devstream.races.order import HOST
+from devstream.races.sites import Site, here
+
+Touched = list[tuple[torch.Tensor, bool]]
+
+
+class Collectives:
+    """Follows collectives into *checker*.
+
+    Args:
+        own_lane: returns the lane that work on a tensor, issued now, goes to.
+    """
+
+    def __init__(self, checker: Checker, lanes: Lanes, own_lane: Callable[[torch.Tensor], int]) -> None:
+        self._checker, self._lanes, self._own_lane = checker, lanes, own_lane
+        self._order = checker.order
+        # Until their callers hold them.
+        self._works: deque[object] = deque(maxlen=64)
+        # Lanes of collectives that are over. They serve again, or each collective would make every clock longer.
+        self._idle: set[int] = set()
+        self._functional: dict[int, int] = {}
+        #: The device type whose collectives torch's trace follows; "" where there is no trace.
+        self.traced = ""
+        # The one that is being issued on a GPU, until an event of its stream shows which that is; then its work.
+        self._issuing: tuple[Touched, str, Site, int] | None = None
+        self._issued: Work | None = None
+
+    def run(self, known: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], call: Callable[[], Any]) -> Any:
+        """Issue a collective by *call*, and note what it touches until it is waited for."""
+        touched: Touched = []
+        for positions, write in ((known.reads, False), (known.writes, True)):
+            for at in positions:
+                found: Tensors = []
+                flat(args[at] if at < len(args) else kwargs.get(known.names[at]), found)
+                touched += [(tensor, write) for tensor in found if tensor.layout is torch.strided]
+        site = here(3)
+        if self.traced and any(tensor.device.type == self.traced for tensor, _ in touched):
+            return self._run_traced(touched, known.name, site, call)
+        result = call()
+        made: Tensors = []
+        if known.results:
+            flat(result, made)
+        with modes.no_function_modes(), self._checker.lock:
+            self._checker.bury()
+            return self._in_flight(known.name, touched, made, result, site)
+
+    def _in_flight(self, name: str, touched: Touched, made: Tensors, result: Any, site: Site) -> Any:
+        functional = name.startswith("_c10d_functional.")
+        work = result[-1] if isinstance(result, tuple) else result
+        waitable = not functional and torch_collectives.called_from_python(_caller())
+        lane = self._own_lane(touched[0][0]) if touched else HOST
+        flight = self._take_lane(lane) if functional or waitable else lane
+        job = Work(self._order, flight, name, site)
+        for tensor in made:
+            self._checker.allocate(tensor.untyped_storage(), lane, site)
+            self._functional[tensor.untyped_storage()._cdata] = flight
+        for tensor, write in (*touched, *((tensor, True) for tensor in made)):
+            self._checker.touch(tensor, tensor.untyped_storage(), job, write=write)
+        if not waitable:
+            return result
+        stand_in, boxed = torch_collectives.watched(work, self._end_of(flight))
+        self._works.append(stand_in)
+        return (*result[:-1], boxed) if isinstance(result, tuple) else boxed
+
+    def _take_lane(self, issuer: int) -> int:
+        lane = self._idle.pop() if self._idle else self._order.add_lane(LaneKind.COLLECTIVE, "a collective")
+        self._order.wait_lane(lane, issuer)
+        self._order.wait_lane(lane, HOST)
+        return lane
+
+    def _end_of(self, lane: int) -> Callable[[], None]:
+        over = False
+
+        def waited() -> None:
+            nonlocal over
+            if not over:  # by the second wait the lane may be another collective's
+                over = True
+                self._end(lane)
+
+        return waited
+
+    def _end(self, lane: int) -> None:
+        """Let the host and its current stream come after a collective that was waited for."""
+        with self._checker.lock:
+            self._order.wait_lane(HOST, lane)
+            self._order.wait_lane(self._lanes.current_cpu(), lane)
+            self._idle.add(lane)
+
+    def wait_tensor(self, tensor: torch.Tensor) -> None:
+        """A functional collective was waited for by its result. Hold the lock."""
+        lane = self._functional.pop(tensor.untyped_storage()._cdata, None)
+        if lane is not None:
+            self._end(lane)
+
+    # -- on a GPU ----------------------------------------------------------------------------------------
+
+    def _run_traced(self, touched: Touched, name: str, site: Site, call: Callable[[], Any]) -> Any:
+        with modes.no_function_modes(), self._checker.lock:
+            self._checker.bury()
+            issuer = self._own_lane(touched[0][0])
+            self._issuing, self._issued = (touched, name, site, issuer), None
+        try:
+            result = call()
+        finally:
+            with modes.no_function_modes(), self._checker.lock:
+                self.recorded_on(None)
+        made: Tensors = []
+        flat(result, made)
+        with modes.no_function_modes(), self._checker.lock:
+            for tensor in made:
+                storage = tensor.untyped_storage()
+                if self._checker.memory_of(storage) is None and self._issued is not None:
+                    # By the work's own time, which lies before its event.
+                    self._checker.allocate(storage, issuer, site)
+                    self._checker.touch(tensor, storage, self._issued, write=True)
+        return result
+
+    def recorded_on(self, lane: int | None) -> None:
+        """Take the lane of an event, if it isn't the issuer's, for the collective's. Hold the lock.
+
+        None ends the issue: without such an event the collective runs on its issuer's stream.
+        """
+        if self._issuing is None or lane == self._issuing[3]:
+            return
+        touched, name, site, issuer = self._issuing
+        self._issuing = None
+        self._issued = Work(self._order, issuer if lane is None else lane, name, site)
+        for tensor, write in touched:
+            self._checker.touch(tensor, tensor.untyped_storage(), self._issued, write=write)
+
+
+def _caller() -> FrameType:
+    """Return the innermost frame that belongs neither to us nor to torch's machinery of modes."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and (
+        frame.f_globals.get("__name__", "").startswith(("devstream.races", "torch._", "torch.utils"))
+    ):
+        frame = frame.f_back
+    return frame
+
+
+__all__ = ["Collectives"]
