@@ -111,6 +111,8 @@ class Checker:
         lane = work.lane
         if lane != memory.home:
             memory.shared = True
+            if work.by_autograd:
+                memory.told.add(lane)  # autograd itself tells the allocator of what its nodes hand to each other
         clock = self.order.clocks.view(lane)
         access = Access(work.stamp, where, write, work.name, work.site)
         history = memory.history
@@ -125,7 +127,10 @@ class Checker:
         if memory is not None:
             return memory
         memory = self._adopt(storage)
-        memory.home, memory.site = lane, site
+        memory.site = site
+        if lane == HOST:
+            return memory  # torch's host allocator waits by itself for the copies that it knows of
+        memory.home = lane
         if self._freed.get(lane):
             self._reuse(memory, lane, site)
         return memory
@@ -294,10 +299,10 @@ class Checker:
 class Work:
     """One operation on one lane, at one time."""
 
-    __slots__ = ("lane", "name", "site", "stamp")
+    __slots__ = ("by_autograd", "lane", "name", "site", "stamp")
 
-    def __init__(self, order: Order, lane: int, name: str, site: Site) -> None:
-        self.lane, self.name, self.site = lane, name, site
+    def __init__(self, order: Order, lane: int, name: str, site: Site, *, by_autograd: bool = False) -> None:
+        self.lane, self.name, self.site, self.by_autograd = lane, name, site, by_autograd
         self.stamp = order.tick(lane)
 
 

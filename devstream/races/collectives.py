@@ -81,31 +81,39 @@ class Collectives:
             self._checker.touch(tensor, tensor.untyped_storage(), job, write=write)
         if not waitable:
             return result
-        stand_in, boxed = torch_collectives.watched(work, self._end_of(flight))
+        stand_in, boxed = torch_collectives.watched(work, self._end_of(flight, host=name == "c10d.barrier"))
         self._works.append(stand_in)
         return (*result[:-1], boxed) if isinstance(result, tuple) else boxed
 
     def _take_lane(self, issuer: int) -> int:
-        lane = self._idle.pop() if self._idle else self._order.add_lane(LaneKind.COLLECTIVE, "a collective")
+        self._order.wait_lane(issuer, HOST)
+        # Only one that the issuer comes after: the lane's own order must not stand for a wait that isn't there.
+        lane = next((lane for lane in self._idle if self._order.follows(issuer, lane)), None)
+        if lane is None:
+            lane = self._order.add_lane(LaneKind.COLLECTIVE, "a collective")
+        self._idle.discard(lane)
         self._order.wait_lane(lane, issuer)
-        self._order.wait_lane(lane, HOST)
         return lane
 
-    def _end_of(self, lane: int) -> Callable[[], None]:
+    def _end_of(self, lane: int, *, host: bool) -> Callable[[], None]:
         over = False
 
         def waited() -> None:
             nonlocal over
             if not over:  # by the second wait the lane may be another collective's
                 over = True
-                self._end(lane)
+                self._end(lane, host=host)
 
         return waited
 
-    def _end(self, lane: int) -> None:
-        """Let the host and its current stream come after a collective that was waited for."""
+    def _end(self, lane: int, *, host: bool = False) -> None:
+        """Let the current stream, and perhaps the host, come after a collective that was waited for.
+
+        The host's side of a wait is Gloo's alone: NCCL's ``wait()`` holds only the current stream, and so here.
+        """
         with self._checker.lock:
-            self._order.wait_lane(HOST, lane)
+            if host or not self._lanes.cpu_is_device:
+                self._order.wait_lane(HOST, lane)
             self._order.wait_lane(self._lanes.current_cpu(), lane)
             self._idle.add(lane)
 

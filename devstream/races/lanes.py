@@ -76,7 +76,11 @@ class Lanes:
             lane = self._by_stream.get(stream)
             return self.of_stream(stream) if lane is None else lane
         device = tensor.device
-        return self.of_stream(self.backend(device.type).current_stream(device.index))
+        try:
+            backend = self.backend(device.type)
+        except DevstreamError:  # a device that nobody serves has no streams of ours to race
+            return HOST
+        return self.of_stream(backend.current_stream(device.index))
 
     def current_cpu(self) -> int:
         """Return the lane of the calling thread's current stream of the CPU."""

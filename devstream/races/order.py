@@ -94,6 +94,10 @@ class Order:
         if lane != other:
             self.clocks.wait(lane, self.clocks.view(other))
 
+    def follows(self, lane: int, other: int) -> bool:
+        """Whether whatever *lane* does next comes after all of *other* so far."""
+        return self.clocks.knows(lane, Stamp(other, self.clocks.view(other).get(other, 0)))
+
     def host_waits_event(self, event: Hashable, site: Site) -> None:
         """Hold the host until the last record of *event*."""
         recorded = self._events.get(event)

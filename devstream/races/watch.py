@@ -13,7 +13,6 @@ from devstream import _observe
 from devstream._compat import gpu_trace, modes
 from devstream._compat.modes import TorchDispatchMode, TorchFunctionMode
 from devstream._objects import Event, as_stream
-from devstream.abc import StreamLike
 from devstream.races.backward import Backward
 from devstream.races.checker import Checker, Work
 from devstream.races.collectives import Collectives
@@ -158,7 +157,8 @@ class Watch:
         lane = self._lane(tensor)
         work = works.get(lane)
         if work is None:
-            work = works[lane] = Work(self._order, lane, name, site)
+            by_autograd = modes.current_backward_node() is not None
+            work = works[lane] = Work(self._order, lane, name, site, by_autograd=by_autograd)
         return work
 
     def _lane(self, tensor: torch.Tensor) -> int:
@@ -178,6 +178,8 @@ class Watch:
             return  # a copy of ours, which the seam reports with the stream that it really runs on
         into = result if isinstance(result, torch.Tensor) else args[0]
         source = args[1] if known.writes else args[0]
+        if source.is_meta or into.is_meta:
+            return
         new = not known.writes
         if source.device.type == into.device.type:
             self._touch(known, [source], [] if new else [into], [into] if new else [])
@@ -270,7 +272,7 @@ class Watch:
     def _synchronized(self, target: object) -> None:
         if isinstance(target, torch.device):
             self._order.host_waits_device(f"{target.type}:{target.index or 0}")
-        elif isinstance(target, StreamLike) and isinstance(target, torch.Stream):
+        elif not isinstance(target, Event):
             self._order.wait_lane(HOST, self.lanes.of_stream(target))
         elif self.traced and isinstance(target, Event) and target.device.type == self.traced:
             self._order.host_waits_event((self.traced, gpu_trace.event_handle(target.native)), here(4))
