@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 
 def current_backward_node() -> torch.autograd.graph.Node | None:
@@ -31,6 +32,26 @@ def no_function_modes() -> AbstractContextManager[None]:
     return torch._C.DisableTorchFunction()
 
 
+def no_modes() -> AbstractContextManager[None]:
+    """Return a context in which no mode of this thread, of whatever library, sees an operation."""
+    return _disable_current_modes()
+
+
+def below_autograd() -> AbstractContextManager[None]:
+    """Return a context in which operations neither record gradients nor count as changes of their arguments."""
+    return torch._C._AutoDispatchBelowADInplaceOrView()
+
+
+def is_random(operation: Any) -> bool:  # Any: torch's OpOverload, a private class
+    """Say whether *operation* draws random numbers."""
+    return torch.Tag.nondeterministic_seeded in operation.tags
+
+
+def storage_uses(key: int) -> int:
+    """Return how many objects hold the storage with this ``_cdata``, its Python object included."""
+    return int(torch._C._storage_Use_Count(key))
+
+
 def acts_for_itself(types: tuple[type, ...]) -> bool:
     """Say whether one of these classes of tensors runs its operations by its own ``__torch_dispatch__``."""
     return any(cls.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl for cls in types)  # type: ignore[attr-defined]
@@ -40,8 +61,12 @@ __all__ = [
     "TorchDispatchMode",
     "TorchFunctionMode",
     "acts_for_itself",
+    "below_autograd",
     "current_backward_node",
+    "is_random",
     "next_node_number",
     "no_function_modes",
+    "no_modes",
     "node_number",
+    "storage_uses",
 ]

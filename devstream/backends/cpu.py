@@ -48,7 +48,7 @@ from devstream.exceptions import (
     UnsupportedError,
 )
 
-SCHEDULES = ("inline",)
+SCHEDULES = ("inline", "lazy", "random")
 PROFILES = ("cpu",)
 
 
@@ -58,7 +58,8 @@ class CpuOptions:
 
     Attributes:
         devices: number of virtual devices, two or more.
-        schedule: ``"inline"`` runs work in the order of its issue.
+        schedule: ``"inline"`` runs work in the order of its issue; ``"lazy"`` and ``"random"`` are carried out by
+            `devstream.testing.cpu`.
         seed: for schedules that draw lots.
         profile: whose limits apply; ``"cpu"`` has none.
     """
@@ -147,6 +148,8 @@ class CpuBackend(Backend[CpuStream, CpuEvent]):
         # By identity: two equal native streams each keep the queue alive.
         self._natives: dict[int, tuple[weakref.ref[torch.Stream], CpuStream]] = {}
         self._running: set[tuple[int, Point]] = set()
+        #: Queues a task in place of `launch`; set by `devstream.testing.cpu` under another schedule than inline.
+        self.deferred: Callable[[Callable[[], None], CpuStream], None] | None = None
         #: Which stream made a storage; filled in by `devstream.testing.cpu(strict=True)`.
         self.owners: weakref.WeakKeyDictionary[torch.UntypedStorage, CpuStream] = weakref.WeakKeyDictionary()
         after_fork = weakref.WeakMethod(self._after_fork)
@@ -385,6 +388,9 @@ class CpuBackend(Backend[CpuStream, CpuEvent]):
 
     def launch(self, task: Callable[[], None], stream: CpuStream) -> None:
         """Run *task* in order on *stream*: on its thread, or at once where some thread has the stream current."""
+        if self.deferred is not None:
+            self.deferred(task, stream)
+            return
         if self._is_current(stream):
             error = self._catch_up(stream)
             if error is not None:

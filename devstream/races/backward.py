@@ -10,13 +10,19 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from devstream._compat import modes
-from devstream.races.lanes import Lanes
-from devstream.races.order import Order
+
+
+class _Waits(Protocol):
+    def wait_lane(self, lane: int, other: int) -> None: ...
+
+
+class _Streams(Protocol):
+    def of_stream(self, stream: Any) -> int: ...  # Any: streams of the CPU; the same below
 
 
 class _Thread(threading.local):
@@ -33,7 +39,7 @@ class _Thread(threading.local):
 class Backward:
     """Follows which stream the CPU's autograd nodes were made on."""
 
-    def __init__(self, order: Order, lanes: Lanes) -> None:
+    def __init__(self, order: _Waits, lanes: _Streams) -> None:
         self._order, self._lanes = order, lanes
         self._here = _Thread()
         self._switching: set[int] = set()

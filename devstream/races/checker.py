@@ -205,7 +205,7 @@ class Checker:
             users = [one for one in block.users if clock.get(one.stamp.lane, 0) < one.stamp.time]
             if not users:
                 continue  # by now this lane waits for all of them
-            if _fits(memory.size_bytes, block.size_bytes):
+            if fits(memory.size_bytes, block.size_bytes):
                 for user in users:
                     self._add_reuse(user, block, lane, site)
             else:
@@ -306,10 +306,10 @@ class Work:
         self.stamp = order.tick(lane)
 
 
-def _fits(wanted_bytes: int, block_bytes: int) -> bool:
-    """Whether a caching allocator may serve a request from a block of this size."""
+def fits(wanted_bytes: int, block_bytes: int) -> bool:
+    """Say whether a caching allocator may serve a request from a block of this size."""
     wanted, block = (-(-size // _ROUND_BYTES) * _ROUND_BYTES for size in (wanted_bytes, block_bytes))
     return 0 < wanted <= block and (wanted <= _SMALL_BYTES) == (block <= _SMALL_BYTES)
 
 
-__all__ = ["HOST", "Checker", "LaneKind", "Memory", "Work"]
+__all__ = ["HOST", "Checker", "LaneKind", "Memory", "Work", "fits"]
