@@ -70,7 +70,7 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class RecordStream:
-    """The allocator was told that *stream* uses *tensor*."""
+    """*tensor*'s memory isn't handed out before *stream* has passed: the allocator was told, or we hold it."""
 
     tensor: torch.Tensor
     stream: Any

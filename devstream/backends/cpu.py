@@ -32,7 +32,7 @@ import platform
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 import torch
@@ -41,45 +41,12 @@ from devstream import _compat, _observe
 from devstream._objects import Stream
 from devstream.abc import Backend, Capability, DeviceSpec
 from devstream.backends._cpu_current import CurrentStreams, Threads
+from devstream.backends._cpu_options import PROFILES, CpuOptions, Profile, refuse_foreign
 from devstream.backends._cpu_queue import Point, Timeline, Worker
 from devstream.exceptions import (
     DeviceMismatchError,
     StreamTypeError,
-    UnsupportedError,
 )
-
-SCHEDULES = ("inline", "lazy", "random")
-PROFILES = ("cpu",)
-
-
-@dataclass(frozen=True, slots=True)
-class CpuOptions:
-    """How the CPU behaves; `devstream.testing.cpu` changes it.
-
-    Attributes:
-        devices: number of virtual devices, two or more.
-        schedule: ``"inline"`` runs work in the order of its issue; ``"lazy"`` and ``"random"`` are carried out by
-            `devstream.testing.cpu`.
-        seed: for schedules that draw lots.
-        profile: whose limits apply; ``"cpu"`` has none.
-    """
-
-    devices: int = 2
-    schedule: str = "inline"
-    seed: int = 0
-    profile: str = "cpu"
-
-    def __post_init__(self) -> None:
-        if self.devices < 2:
-            raise ValueError(f"devices={self.devices}: the CPU has two virtual devices or more")
-        for what, value, known in (("schedule", self.schedule, SCHEDULES), ("profile", self.profile, PROFILES)):
-            if value not in known:
-                raise UnsupportedError(
-                    operation=f"{what}={value!r}",
-                    backend="cpu",
-                    capability=f"that {what}",
-                    alternative=f"use one of {', '.join(map(repr, known))}",
-                )
 
 
 class CpuStream(Stream):
@@ -87,6 +54,8 @@ class CpuStream(Stream):
 
     tail: Point | None
     worker: Worker
+    granted_priority = 0
+    foreign = False  # another library's, under a profile
 
     def __new__(cls, backend: CpuBackend, index: int, stream_id: int, requested_priority: int = 0) -> Self:
         """Return the stream with this id; only the backend calls it."""
@@ -165,16 +134,20 @@ class CpuBackend(Backend[CpuStream, CpuEvent]):
 
     def capabilities(self, index: int) -> Capability:
         """Return what the CPU can do: no IPC, no graphs, no pinned memory, one priority."""
-        return (
-            Capability.TIMING
-            | Capability.BLOCKING_EVENTS
-            | Capability.SIDE_STREAMS
-            | Capability.NATIVE_HANDLE
-            | Capability.EXTERNAL_STREAMS
-            | Capability.RECORD_STREAM
-            | Capability.ASYNC_COPY
-            | Capability.PEER_ACCESS
-        )
+        return self.profile.capabilities
+
+    def stream_capabilities(self, stream: CpuStream) -> Capability:
+        """Return the same for all streams but another library's."""
+        return Capability(0) if stream.foreign else self.profile.capabilities
+
+    @property
+    def profile(self) -> Profile:
+        """Whose limits apply."""
+        return PROFILES[self.options.profile]
+
+    def priority_range(self, index: int) -> tuple[int, int]:
+        """Return the profile's range; a CPU has one priority."""
+        return self.profile.priority_range
 
     def spec(self, index: int) -> DeviceSpec:
         """Return what the CPU is."""
@@ -186,14 +159,17 @@ class CpuBackend(Backend[CpuStream, CpuEvent]):
             memory_bytes=_memory_bytes(),
             runtime=f"Python {platform.python_version()}",
             priority_range=self.priority_range(index),
-            hardware_queues=1,
+            hardware_queues=self.profile.hardware_queues or 1,
         )
 
     # -- streams -----------------------------------------------------------------------------------------
 
     def create_stream(self, index: int, *, priority: int = 0) -> CpuStream:
         """Return a new queue; unlike an accelerator's pool, never one that was handed out before."""
+        if Capability.SIDE_STREAMS not in self.profile.capabilities:
+            return self.default_stream(index)
         with self._lock:
+            self.profile.check_queues(1 + sum(1 for at, number in list(self._streams) if at == index and number))
             # A native stream may have brought an id that the counter had not reached.
             stream_id = next(i for i in self._ids if (index, i) not in self._streams)
             return self._make(index, stream_id, priority)
@@ -203,6 +179,7 @@ class CpuBackend(Backend[CpuStream, CpuEvent]):
             known = self._streams.get((index, stream_id))
             if known is None:
                 known = self._stream_class(self, index, stream_id, priority)
+                known.granted_priority = priority
                 self._streams[index, stream_id] = known
             return known
 
@@ -257,11 +234,12 @@ class CpuBackend(Backend[CpuStream, CpuEvent]):
         return max(stream.device_index, 0)
 
     def stream_priority(self, stream: CpuStream) -> int:
-        """Return 0: a CPU has one priority."""
-        return 0
+        """Return what was granted; 0 but under a profile, since a CPU has one priority."""
+        return stream.granted_priority
 
     def native_handle(self, stream: CpuStream) -> int:
         """Return the stream's id, which is the CPU's handle: 0 is the default stream."""
+        self.profile.require(self, Capability.NATIVE_HANDLE, "native_handle")
         return stream.stream_id
 
     def adopt_stream(self, native: object) -> CpuStream:
@@ -289,8 +267,12 @@ class CpuBackend(Backend[CpuStream, CpuEvent]):
 
     def wrap_handle(self, handle: int, index: int, owner: object = None) -> CpuStream:
         """Return the live stream with this id."""
+        self.profile.require(self, Capability.EXTERNAL_STREAMS, "wrapping a native handle")
         stream = self.default_stream(index) if handle == 0 else self._streams.get((index, handle))
-        if stream is None:
+        if stream is None and self.profile.foreign_handles:
+            stream = self._make(index, handle)
+            stream.foreign = True
+        elif stream is None:
             raise ValueError(f"no live stream of cpu:{index} has the handle {handle}")
         return stream
 
@@ -356,11 +338,15 @@ class CpuBackend(Backend[CpuStream, CpuEvent]):
 
     def record_event(self, event: CpuEvent, stream: CpuStream) -> None:
         """Put a point at the end of *stream*."""
+        if stream.foreign:
+            raise refuse_foreign("recording an event on")
         event.index = self.stream_index(stream)
         event.point = cpu_timeline.after(queue=stream)
 
     def wait_event(self, stream: CpuStream, event: CpuEvent) -> None:
         """Put the event's present point before whatever *stream* does next."""
+        if stream.foreign:
+            raise refuse_foreign("waiting for an event on")
         point = event.point
         if point is None or (point.happened and point.error is None):
             return
@@ -427,6 +413,7 @@ class CpuBackend(Backend[CpuStream, CpuEvent]):
 
     def record_stream(self, tensor: torch.Tensor, stream: CpuStream) -> None:
         """Do nothing more: the CPU frees memory only when nobody refers to it, and a copy's thread does."""
+        self.profile.require(self, Capability.RECORD_STREAM, "record_stream")
 
     def allocation_stream(self, tensor: torch.Tensor) -> CpuStream | None:
         """Return the stream that made *tensor*, known under `devstream.testing.cpu(strict=True)`."""

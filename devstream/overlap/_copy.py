@@ -196,12 +196,13 @@ def _keep(
     for tensor in tensors:
         if tensor.device.type != owner.device_type:
             held.append(tensor)
-        elif user is not None and Capability.RECORD_STREAM in owner.stream_capabilities(user):
-            owner.record_stream(tensor, user)
+        elif user is not None:
+            if Capability.RECORD_STREAM in owner.stream_capabilities(user):
+                owner.record_stream(tensor, user)
+            else:
+                held.append(tensor)
             if _observe.subscribers:
                 _observe.publish(_observe.RecordStream(tensor, user))
-        elif user is not None:
-            held.append(tensor)
     with _lock:
         if held:
             _kept.append((ready, tuple(held)))

@@ -51,7 +51,9 @@ def cpu(
             set, in what isn't written yet, so that a missing wait gives the same wrong answer each time, and a
             correct program the right one. For operations of the calling thread.
         seed: for schedules that draw lots.
-        profile: whose limits apply; ``"cpu"`` has none.
+        profile: whose limits apply. ``"cpu"`` has none. ``"hip"``: two priorities, and a warning where more than 4
+            streams share queues. ``"mps"``: one stream, and little else. ``"external"``: a foreign handle can be
+            wrapped, entered and synchronized, but neither recorded nor waited on.
         devices: number of virtual devices.
         strict: enter `devstream.testing.strict`, and note in the calling thread which stream makes each tensor:
             ``record_stream`` of that very stream then warns, and an operation on one virtual device that reads a
