@@ -45,8 +45,8 @@ class Profile:
         """Warn where stream number *alive* of a device shares a queue with another one."""
         if self.hardware_queues and alive == self.hardware_queues:
             reason = (
-                f"profile {self.name!r} runs {self.hardware_queues} queues at once, the default stream's included, "
-                f"and stream {alive} shares one, so it doesn't overlap with that. Use devstream.named_stream"
+                f"stream {alive} under {self.name!r}: {self.hardware_queues} queues run at once, the default "
+                "stream's included, and streams that share one don't overlap. Use devstream.named_stream"
             )
             warnings.warn(warning(BackendWarning, name="cpu", reason=reason), stacklevel=6)
 

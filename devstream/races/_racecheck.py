@@ -14,7 +14,6 @@ from devstream._compat import gpu_trace
 from devstream.exceptions import RaceError, RaceWarning, warning
 from devstream.races.checker import Checker
 from devstream.races.model import Race
-from devstream.races.poison import Poison
 from devstream.races.text import describe
 from devstream.races.watch import Escapes, Operations, Watch
 
@@ -64,8 +63,7 @@ class racecheck(ContextDecorator):  # noqa: N801 - used like a function
             checker = Checker(self._report, rank=_rank())
             stack.callback(checker.close)
             self.races = checker.races
-            poison = stack.enter_context(Poison()) if self._poison else None
-            watch = Watch(checker, poison=poison)
+            watch = Watch(checker, spoil=self._poison)
             backend = _registry.default_backend()
             if backend.device_type == "cuda" and gpu_trace.has_gpu_trace():
                 stack.callback(gpu_trace.GpuTrace(watch.listen_to(backend.device_type)).close)

@@ -30,6 +30,7 @@ class Memory:
 
     __slots__ = (
         "__weakref__",
+        "device",
         "freed",
         "history",
         "home",
@@ -49,6 +50,7 @@ class Memory:
         self.site = NOWHERE
         self.freed = NOWHERE
         self.pointer = 0
+        self.device: torch.device | None = None
         #: Whether another lane than *home* ever touched it.
         self.shared = False
         #: The lanes that the allocator was told of.
@@ -79,6 +81,8 @@ class Checker:
         self.races: list[Race] = []
         # Re-entrant: the garbage collector may end a storage while this thread holds it.
         self.lock = threading.RLock()
+        #: Called with each memory that was freed, where somebody wants to spoil it.
+        self.on_freed: Callable[[Memory], None] | None = None
         self._report = report
         self._rank = rank
         self._found: dict[tuple[object, ...], Race] = {}
@@ -146,7 +150,7 @@ class Checker:
         def gone(_: object) -> None:
             # In the middle of anything, so: only what is one step, and the rest at the next report.
             self._memories.pop(key, None)
-            if memory.shared and memory.home is not None:
+            if memory.home is not None and (memory.shared or self.on_freed is not None):
                 memory.freed = here(2)
                 self._dead.append(memory)
 
@@ -168,6 +172,8 @@ class Checker:
         self.order.wait_lane(home, HOST)  # who frees is the host, and so is who allocates next
         clock = self.order.clocks.view(home)
         users = [one for one in memory.history.unknown_to(clock) if one.stamp.lane not in memory.told]
+        if self.on_freed is not None:
+            self.on_freed(memory)
         if users:
             freed = self._freed.setdefault(home, deque(maxlen=_FREED_KEPT))
             freed.append(_Freed(memory.size_bytes, users, memory.freed, memory.site))

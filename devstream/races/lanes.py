@@ -41,6 +41,10 @@ class Lanes:
             lane = self._by_stream[stream] = self._make(backend, own)
         return lane
 
+    def stream_of(self, lane: int) -> Any:
+        """Return a stream of *lane*."""
+        return next(stream for stream, number in self._by_stream.items() if number == lane)
+
     def _make(self, backend: AnyBackend, stream: Any) -> int:
         index = backend.stream_index(stream)
         handle = _handle(backend, stream)

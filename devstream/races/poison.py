@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Any
 
 import torch
 
+from devstream import _streams
 from devstream._compat import modes
 
 
@@ -20,18 +21,13 @@ def poison(tensor: torch.Tensor) -> None:
             tensor.fill_(-1 if tensor.dtype.is_signed else torch.iinfo(tensor.dtype).max)
 
 
-class Poison:
-    """A context; called with a tensor whose memory is new."""
+def poison_freed(size_bytes: int, device: torch.device, stream: Any) -> None:  # Any: a stream of any backend
+    """Fill the block of this size that *stream*'s allocator has just taken back.
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        pass
-
-    def __call__(self, tensor: torch.Tensor) -> None:
-        """Fill *tensor*."""
-        poison(tensor)
+    The allocator is asked for it again, and hands out the block that fits best: mostly the one that was freed last.
+    """
+    with modes.no_function_modes(), torch.no_grad(), _streams.stream(stream):
+        torch.empty(size_bytes, dtype=torch.uint8, device=device).fill_(0xFF)
 
 
-__all__ = ["Poison", "poison"]
+__all__ = ["poison", "poison_freed"]

@@ -14,12 +14,13 @@ from devstream._compat import gpu_trace, modes
 from devstream._compat.modes import TorchDispatchMode, TorchFunctionMode
 from devstream._objects import Event, as_stream
 from devstream.races.backward import Backward
-from devstream.races.checker import Checker, Work
+from devstream.races.checker import Checker, Memory, Work
 from devstream.races.collectives import Collectives
 from devstream.races.gpu import GpuListener
 from devstream.races.lanes import Lanes
 from devstream.races.operations import Kind, Plan, Tensors, flat, plan
 from devstream.races.order import HOST
+from devstream.races.poison import poison, poison_freed
 from devstream.races.sites import Site, here, inside_backend
 
 #: Methods that hand a tensor's memory to the host without an operation of torch -> their name in reports, and
@@ -38,13 +39,15 @@ _ESCAPES: dict[Any, tuple[str, bool]] = {  # Any: methods of tensors, of several
 class Watch:
     """Feeds *checker* from the seam, from this thread's operations, and from a GPU's own trace."""
 
-    def __init__(self, checker: Checker, *, poison: Callable[[torch.Tensor], None] | None = None) -> None:
+    def __init__(self, checker: Checker, *, spoil: bool = False) -> None:
         self._checker = checker
         self._order = checker.order
         self.lanes = Lanes(self._order)
         self._backward = Backward(self._order, self.lanes)
         self._plans: dict[Any, Plan] = {}  # Any: torch's OpOverload, a private class
-        self._poison = poison
+        self._poison = spoil
+        if spoil:
+            checker.on_freed = self._spoil
         self._events: dict[int, tuple[object, int]] = {}
         self._event_numbers = itertools.count(1)
         self._collectives = Collectives(checker, self.lanes, self._lane)
@@ -67,6 +70,9 @@ class Watch:
             known = self._plans[operation] = plan(operation)
         if known.nothing:
             return call()
+        if self._poison:
+            with self._checker.lock:
+                self._checker.bury()  # before this operation is given the freed memory
         if known.kind is Kind.PLAIN:
             result = call()
             self._plain(known, args, kwargs, result)
@@ -142,13 +148,20 @@ class Watch:
 
     def _made(self, tensor: torch.Tensor, storage: torch.UntypedStorage, work: Work, known: Plan) -> None:
         memory = self._checker.allocate(storage, work.lane, work.site)
+        if self._poison:
+            memory.device = tensor.device
         if self.traced and not memory.pointer and tensor.device.type == self.traced:
             self._checker.watch_pointer(memory, storage.data_ptr())
         if known.unwritten:
-            if self._poison is None:
+            if not self._poison:
                 return
-            self._poison(tensor)
+            poison(tensor)
         self._checker.touch(tensor, storage, work, write=True)
+
+    def _spoil(self, memory: Memory) -> None:
+        # On the CPU memory goes back only when nothing runs on it any more: there is no late reader to show.
+        if memory.device is not None and memory.device.type != "cpu" and memory.home is not None:
+            poison_freed(memory.size_bytes, memory.device, self.lanes.stream_of(memory.home))
 
     def _touch_one(self, tensor: torch.Tensor, work: Work, *, write: bool) -> None:
         self._checker.touch(tensor, tensor.untyped_storage(), work, write=write)
