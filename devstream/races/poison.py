@@ -24,7 +24,7 @@ def poison(tensor: torch.Tensor) -> None:
 def poison_freed(size_bytes: int, device: torch.device, stream: Any) -> None:  # Any: a stream of any backend
     """Fill the block of this size that *stream*'s allocator has just taken back.
 
-    The allocator is asked for it again, and hands out the block that fits best: mostly the one that was freed last.
+    The allocator is asked for it again, and hands out the block that fits best: mostly the one freed last.
     """
     with modes.no_function_modes(), torch.no_grad(), _streams.stream(stream):
         torch.empty(size_bytes, dtype=torch.uint8, device=device).fill_(0xFF)

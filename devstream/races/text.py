@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
-from devstream.races.model import Fault, Lane, LaneKind, NearMiss, Note, Operation, Race
+from devstream.races.model import Fault, LaneKind, NearMiss, Note, Operation, Race
 from devstream.races.sites import NOWHERE, Site
 
 
@@ -31,9 +32,21 @@ def describe(race: Race) -> str:
     lines += _side("then", race.second)
     allocated = "" if race.allocated is NOWHERE else f", made at {race.allocated}"
     lines.append(f"  memory  {race.size_bytes} bytes{allocated}")
-    lines.append(f"  missing {missing(race)}")
-    lines += [f"  note    {note_text(note, race)}" for note in race.notes]
+    lines.append(_paragraph("missing", missing(race)))
+    lines += [_paragraph("note", note_text(note, race)) for note in race.notes]
     return "\n".join(lines)
+
+
+def _paragraph(label: str, text: str) -> str:
+    # Paths stay whole, so that an editor or a terminal can open them.
+    return textwrap.fill(
+        text,
+        100,
+        initial_indent=f"  {label:<7} ",
+        subsequent_indent=" " * 10,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def _side(label: str, operation: Operation) -> list[str]:
@@ -55,7 +68,7 @@ def missing(race: Race) -> str:
     if race.fault is Fault.REUSE:
         return (
             f"{second.lane.name} may hand this memory out again while {first.lane.name} still uses it. Call "
-            f"devstream.record_stream(tensor, stream) with {first.lane.name} before the tensor is dropped at "
+            f"devstream.record_stream(tensor, stream) with {first.lane.name}, before the tensor is dropped at "
             f"{short(race.freed)}, or make {second.lane.name} wait for {first.lane.name} first"
         )
     if first.lane.kind is LaneKind.COLLECTIVE:
@@ -73,13 +86,9 @@ def missing(race: Race) -> str:
             f"after {before} and call event.synchronize() before {after}"
         )
     return (
-        f"{_cap(second.lane)} doesn't wait for {first.lane.name} after {before}. Record an event on "
+        f"{second.lane.name} doesn't wait for {first.lane.name} after {before}. Record an event on "
         f"{first.lane.name} after {before} and make {second.lane.name} wait for it before {after}"
     )
-
-
-def _cap(lane: Lane) -> str:
-    return lane.name
 
 
 def note_text(note: Note, race: Race) -> str:
