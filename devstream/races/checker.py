@@ -26,36 +26,30 @@ _FREED_KEPT = 256
 
 
 class Memory:
-    """One storage: its history, and whose it is."""
+    """One storage: its history, and whose it is.
 
-    __slots__ = (
-        "__weakref__",
-        "device",
-        "freed",
-        "history",
-        "home",
-        "pointer",
-        "ref",
-        "shared",
-        "site",
-        "size_bytes",
-        "told",
-    )
+    Attributes:
+        whole: all of its bytes.
+        home: the lane whose allocator pool the memory belongs to; None where it was not seen to be made.
+        shared: whether another lane than *home* ever touched it.
+        told: the lanes that the allocator was told of.
+        pointer: its address, where the allocator's own word of its end is listened to.
+    """
+
+    # Defaults of the class, not slots: one is made for every new tensor, and most never need these.
+    home: int | None = None
+    site: Site = NOWHERE
+    freed: Site = NOWHERE
+    shared = False
+    told: frozenset[int] = frozenset()
+    pointer = 0
+    device: torch.device | None = None
+    ref: weakref.ref[torch.UntypedStorage] | None = None
 
     def __init__(self, size_bytes: int) -> None:
         self.size_bytes = size_bytes
+        self.whole = Extent(0, size_bytes, size_bytes)
         self.history = History()
-        #: The lane whose allocator pool the memory belongs to; None where it was not seen to be made.
-        self.home: int | None = None
-        self.site = NOWHERE
-        self.freed = NOWHERE
-        self.pointer = 0
-        self.device: torch.device | None = None
-        #: Whether another lane than *home* ever touched it.
-        self.shared = False
-        #: The lanes that the allocator was told of.
-        self.told: set[int] = set()
-        self.ref: weakref.ref[torch.UntypedStorage] | None = None
 
 
 @dataclass(slots=True)
@@ -88,7 +82,7 @@ class Checker:
         self._found: dict[tuple[object, ...], Race] = {}
         self._memories: dict[int, Memory] = {}
         self._by_pointer: dict[int, Memory] = {}
-        self._dead: deque[Memory] = deque()
+        self.dead: deque[Memory] = deque()
         self._freed: dict[int, deque[_Freed]] = {}
         self._new: list[Race] = []
 
@@ -101,13 +95,14 @@ class Checker:
             memory = self._adopt(storage)
         if tensor.is_contiguous():
             size = tensor.nbytes
-            if not size:
-                return
-            start = int(tensor.storage_offset()) * tensor.element_size()
-            where: Extent | None = Extent(start, start + size, size)
+            if size == memory.size_bytes:
+                where: Extent | None = memory.whole
+            else:
+                start = int(tensor.storage_offset()) * tensor.element_size()
+                where = Extent(start, start + size, size)
         else:
             where = extent(int(tensor.storage_offset()), tensor.shape, tensor.stride(), tensor.element_size())
-        if where is not None:
+        if where is not None and where.run:
             self.note(memory, work, where, write=write)
 
     def note(self, memory: Memory, work: Work, where: Extent, *, write: bool) -> None:
@@ -116,14 +111,27 @@ class Checker:
         if lane != memory.home:
             memory.shared = True
             if work.by_autograd:
-                memory.told.add(lane)  # autograd itself tells the allocator of what its nodes hand to each other
-        clock = self.order.clocks.view(lane)
-        access = Access(work.stamp, where, write, work.name, work.site)
+                memory.told |= {lane}  # autograd itself tells the allocator of what its nodes hand to each other
+        access = tuple.__new__(Access, (work.stamp, where, write, work.name, work.site))  # half of Access(...)
         history = memory.history
-        for earlier in history.add(access, clock):
+        if not (history.writes or history.reads):
+            (history.writes if write else history.reads).append(access)
+            return
+        for earlier in history.add(access, self.order.clocks.view(lane)):
             self._add(earlier, access, memory)
         if len(history.reads) + len(history.writes) >= PRUNE_AT:
             history.prune(self.order.known_to_all)
+
+    def make(self, tensor: torch.Tensor, storage: torch.UntypedStorage, work: Work, *, written: bool) -> Memory:
+        """Note that *work* made *tensor*, on a *storage* of its own, and wrote it. Hold the lock."""
+        memory = self._memories.get(storage._cdata)
+        if memory is not None:  # no new memory after all: a result that the operation keeps
+            self.touch(tensor, storage, work, write=True)
+            return memory
+        memory = self.allocate(storage, work.lane, work.site)
+        if written and memory.size_bytes:
+            self.note(memory, work, memory.whole, write=True)
+        return memory
 
     def allocate(self, storage: torch.UntypedStorage, lane: int, site: Site) -> Memory:
         """Note that *storage* was made for *lane*, which may get memory that was freed. Hold the lock."""
@@ -152,7 +160,7 @@ class Checker:
             self._memories.pop(key, None)
             if memory.home is not None and (memory.shared or self.on_freed is not None):
                 memory.freed = here(2)
-                self._dead.append(memory)
+                self.dead.append(memory)
 
         memory.ref = weakref.ref(storage, gone)
         self._memories[key] = memory
@@ -162,8 +170,8 @@ class Checker:
 
     def bury(self) -> None:
         """Take in which memory was freed since the last report. Hold the lock."""
-        while self._dead:
-            self._bury(self._dead.popleft())
+        while self.dead:
+            self._bury(self.dead.popleft())
 
     def _bury(self, memory: Memory) -> None:
         home = memory.home
@@ -201,7 +209,7 @@ class Checker:
         with self.lock:
             memory = self.memory_of(tensor.untyped_storage())
             if memory is not None:
-                memory.told.add(lane)
+                memory.told |= {lane}
 
     def _reuse(self, memory: Memory, lane: int, site: Site) -> None:
         self.order.wait_lane(lane, HOST)

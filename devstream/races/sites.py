@@ -75,7 +75,7 @@ def _first_plain(frame: FrameType | None) -> Site:
         if kind is None:
             kind = _kind(code)
         if kind == _PLAIN:
-            return Site(code.co_filename, frame.f_lineno, code.co_name)
+            return tuple.__new__(Site, (code.co_filename, frame.f_lineno, code.co_name))
         frame = frame.f_back
     return NOWHERE
 

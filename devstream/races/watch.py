@@ -44,13 +44,13 @@ class Watch:
         self._order = checker.order
         self.lanes = Lanes(self._order)
         self._backward = Backward(self._order, self.lanes)
-        self._plans: dict[Any, Plan] = {}  # Any: torch's OpOverload, a private class
-        self._poison = spoil
+        self.plans: dict[Any, Plan] = {}  # Any: torch's OpOverload, a private class
+        self.spoils = spoil
         if spoil:
             checker.on_freed = self._spoil
         self._events: dict[int, tuple[object, int]] = {}
         self._event_numbers = itertools.count(1)
-        self._collectives = Collectives(checker, self.lanes, self._lane)
+        self._collectives = Collectives(checker, self.lanes, self.lane)
         #: The device type whose native calls torch reports by itself; "" where none does.
         self.traced = ""
 
@@ -61,22 +61,21 @@ class Watch:
 
     # -- operations --------------------------------------------------------------------------------------
 
-    def operation(
-        self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any], call: Callable[[], Any]
-    ) -> Any:  # Any: an operation, its arguments and its result are of every type
-        """Run *operation* by *call* and note what it touched."""
-        known = self._plans.get(operation)
-        if known is None:
-            known = self._plans[operation] = plan(operation)
-        if known.nothing:
-            return call()
-        if self._poison:
+    def plan_of(self, operation: Any) -> Plan:  # Any: torch's OpOverload, a private class
+        """Return what *operation* does with its arguments, worked out once."""
+        known = self.plans[operation] = plan(operation)
+        return known
+
+    def other(self, known: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], call: Callable[[], Any]) -> Any:
+        """Run an operation that is more than its reads and writes by *call*, and note what it did."""
+        if self.spoils:
             with self._checker.lock:
                 self._checker.bury()  # before this operation is given the freed memory
         if known.kind is Kind.PLAIN:
             result = call()
-            self._plain(known, args, kwargs, result)
-        elif known.kind is Kind.COLLECTIVE:
+            self.plain(known, args, kwargs, result)
+            return result
+        if known.kind is Kind.COLLECTIVE:
             result = self._collectives.run(known, args, kwargs, call)
         else:
             result = call()
@@ -87,11 +86,15 @@ class Watch:
                     self._checker.tell_allocator(args[0], self.lanes.of_stream(as_stream(args[1])[1]))
                 else:
                     self._collectives.wait_tensor(args[0])
-        if self._checker.has_new:
-            self._checker.deliver()
+        self._deliver()
         return result
 
-    def _plain(self, known: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+    def _deliver(self) -> None:
+        if self._checker.has_new:
+            self._checker.deliver()
+
+    def plain(self, known: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """Note what an operation read and wrote, after it was issued."""
         reads: Tensors = []
         writes: Tensors = []
         count = len(args)
@@ -99,7 +102,7 @@ class Watch:
             value = args[at] if at < count else kwargs.get(known.names[at])
             if type(value) is torch.Tensor:
                 reads.append(value)
-            elif value is not None:
+            elif value is not None and type(value) is not int and type(value) is not float:
                 flat(value, reads)
         for at in known.writes:
             flat(args[at] if at < count else kwargs.get(known.names[at]), writes)
@@ -110,53 +113,51 @@ class Watch:
             return
         with modes.no_function_modes(), self._checker.lock:
             self._touch(known, reads, writes, made)
+        self._deliver()
 
     def _touch(self, known: Plan, reads: Tensors, writes: Tensors, made: Tensors) -> None:
         checker = self._checker
-        checker.bury()
-        site = here(4)
-        works: dict[int, Work] = {}
-        cpu: Work | None = None
-        own: set[int] = set()
+        if checker.dead:
+            checker.bury()
+        works = _Works(self, known.name, here(4))
+        # One device is the rule, and asking each tensor for its lane would cost more than all the rest.
+        first = (reads or writes or made)[0]
+        alone, work = first.get_device(), works.of(first)
+        own = set()
         last: torch.Tensor | None = None
-        for tensors, write in ((reads, False), (writes, True)):
-            for tensor in tensors:
-                if tensor is last or tensor.layout is not torch.strided or tensor.is_meta:
-                    continue  # the same one twice (x * x), or no plain memory
-                last = None if write else tensor
-                if not tensor.is_cpu:
-                    work = self._work(tensor, known.name, site, works)
-                else:
-                    # One lane for all of the CPU's tensors, found once.
-                    work = cpu = cpu or self._work(tensor, known.name, site, works)
-                storage = tensor.untyped_storage()
-                checker.touch(tensor, storage, work, write=write)
-                if made:
-                    own.add(storage._cdata)
-        for tensor in made:
-            if tensor.layout is not torch.strided or tensor.is_meta:
-                continue
+        for tensor in reads:
+            if tensor is last or not _has_memory(tensor):
+                continue  # the same one twice, as in x * x
+            last = tensor
             storage = tensor.untyped_storage()
-            if storage._cdata in own:
-                continue  # an argument's memory after all
-            work = (cpu if tensor.is_cpu else None) or self._work(tensor, known.name, site, works)
-            self._made(tensor, storage, work, known)
+            own.add(storage._cdata)
+            checker.touch(tensor, storage, work if tensor.get_device() == alone else works.of(tensor), write=False)
+        for tensor in writes:
+            if _has_memory(tensor):
+                storage = tensor.untyped_storage()
+                own.add(storage._cdata)
+                checker.touch(
+                    tensor, storage, work if tensor.get_device() == alone else works.of(tensor), write=True
+                )
+        for tensor in made:
+            if _has_memory(tensor):
+                storage = tensor.untyped_storage()
+                if storage._cdata not in own:  # else it is an argument's memory after all
+                    self._made(tensor, storage, work if tensor.get_device() == alone else works.of(tensor), known)
         if known.host_waits:
-            for lane in works:
-                if lane != HOST:
-                    self._order.wait_lane(HOST, lane)
+            for lane in works.lanes():
+                self._order.wait_lane(HOST, lane)
 
     def _made(self, tensor: torch.Tensor, storage: torch.UntypedStorage, work: Work, known: Plan) -> None:
-        memory = self._checker.allocate(storage, work.lane, work.site)
-        if self._poison:
-            memory.device = tensor.device
-        if self.traced and not memory.pointer and tensor.device.type == self.traced:
-            self._checker.watch_pointer(memory, storage.data_ptr())
-        if known.unwritten:
-            if not self._poison:
-                return
+        unwritten = known.unwritten
+        if self.spoils and unwritten:
             poison(tensor)
-        self._checker.touch(tensor, storage, work, write=True)
+            unwritten = False
+        memory = self._checker.make(tensor, storage, work, written=not unwritten)
+        if self.spoils:
+            memory.device = tensor.device
+        if self.traced and not tensor.is_cpu and tensor.device.type == self.traced and not memory.pointer:
+            self._checker.watch_pointer(memory, storage.data_ptr())
 
     def _spoil(self, memory: Memory) -> None:
         # On the CPU memory goes back only when nothing runs on it any more: there is no late reader to show.
@@ -166,15 +167,7 @@ class Watch:
     def _touch_one(self, tensor: torch.Tensor, work: Work, *, write: bool) -> None:
         self._checker.touch(tensor, tensor.untyped_storage(), work, write=write)
 
-    def _work(self, tensor: torch.Tensor, name: str, site: Site, works: dict[int, Work]) -> Work:
-        lane = self._lane(tensor)
-        work = works.get(lane)
-        if work is None:
-            by_autograd = modes.current_backward_node() is not None
-            work = works[lane] = Work(self._order, lane, name, site, by_autograd=by_autograd)
-        return work
-
-    def _lane(self, tensor: torch.Tensor) -> int:
+    def lane(self, tensor: torch.Tensor) -> int:
         """Return the lane that work on *tensor* counts as run on."""
         lane = self.lanes.of_tensor(tensor)
         if lane == HOST or not tensor.is_cpu:
@@ -227,11 +220,10 @@ class Watch:
         with modes.no_function_modes(), self._checker.lock:
             if type(tensor) is not torch.Tensor and type(tensor) is not torch.nn.Parameter:
                 return
-            if tensor.layout is not torch.strided or tensor.is_meta:
+            if not _has_memory(tensor):
                 return
             self._checker.bury()
-            works: dict[int, Work] = {}
-            work = self._work(tensor, name, here(3), works)
+            work = _Works(self, name, here(3)).of(tensor)
             self._touch_one(tensor, work, write=False)
             if waits:
                 self._order.wait_lane(HOST, work.lane)
@@ -315,6 +307,34 @@ class Watch:
         return number
 
 
+class _Works:
+    """The work of one operation, on each lane that it has a part on: one, but for copies between devices."""
+
+    __slots__ = ("_found", "_name", "_site", "_watch")
+
+    def __init__(self, watch: Watch, name: str, site: Site) -> None:
+        self._watch, self._name, self._site = watch, name, site
+        self._found: dict[int, Work] = {}
+
+    def of(self, tensor: torch.Tensor) -> Work:
+        """Return the work on *tensor*."""
+        index = tensor.get_device()  # -1 is the CPU
+        work = self._found.get(index)
+        if work is None:
+            lane, by_autograd = self._watch.lane(tensor), modes.current_backward_node() is not None
+            work = Work(self._watch._order, lane, self._name, self._site, by_autograd=by_autograd)
+            self._found[index] = work
+        return work
+
+    def lanes(self) -> list[int]:
+        """Return the lanes of devices."""
+        return [work.lane for work in self._found.values() if work.lane != HOST]
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_meta
+
+
 class Operations(TorchDispatchMode):
     """Shows a `Watch` this thread's operations, also those of its backward passes."""
 
@@ -324,12 +344,20 @@ class Operations(TorchDispatchMode):
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:  # Any: see Watch.operation
+    ) -> Any:  # Any: operations, arguments and results are of every type
         """Run *func* and note what it touches."""
         if types and modes.acts_for_itself(types):
             return NotImplemented  # a tensor of another library's class: what it does inside comes here again
-        given = kwargs or {}
-        return self._watch.operation(func, args, given, lambda: func(*args, **given))
+        watch = self._watch
+        known = watch.plans.get(func) or watch.plan_of(func)
+        if known.nothing:
+            return func(*args, **kwargs) if kwargs else func(*args)
+        if known.kind is not Kind.PLAIN or watch.spoils:
+            given = kwargs or {}
+            return watch.other(known, args, given, lambda: func(*args, **given))
+        result = func(*args, **kwargs) if kwargs else func(*args)
+        watch.plain(known, args, kwargs or {}, result)
+        return result
 
 
 class Escapes(TorchFunctionMode):
@@ -341,7 +369,7 @@ class Escapes(TorchFunctionMode):
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:  # Any: see Watch.operation
+    ) -> Any:  # Any: operations, arguments and results are of every type
         """Note a host read, then call *func*."""
         escape = _ESCAPES.get(func)
         if escape is not None and args and isinstance(args[0], torch.Tensor):

@@ -1,4 +1,4 @@
-"""ci/scripts/race_reports.py: the page about races shows what the checker says, and its programs are what it says."""
+"""ci/scripts/race_reports.py: the page about races shows what the checker says of its programs."""
 
 from __future__ import annotations
 
