@@ -12,7 +12,7 @@ import torch
 
 from devstream.races.extents import Extent, extent
 from devstream.races.history import PRUNE_AT, Access, History
-from devstream.races.model import Fault, Lane, LaneKind, Note, Operation, Race
+from devstream.races.model import Fault, Lane, LaneKind, NearMiss, Note, Operation, Race
 from devstream.races.order import HOST, Order
 from devstream.races.sites import NOWHERE, Site, here
 
@@ -75,6 +75,8 @@ class Checker:
         self.races: list[Race] = []
         # Re-entrant: the garbage collector may end a storage while this thread holds it.
         self.lock = threading.RLock()
+        #: The device types of which every record and wait is seen, native ones too.
+        self.seen: set[str] = {"cpu"}
         #: Called with each memory that was freed, where somebody wants to spoil it.
         self.on_freed: Callable[[Memory], None] | None = None
         self._report = report
@@ -263,7 +265,11 @@ class Checker:
         )
 
     def _notes(self, earlier: Access, lane: int) -> tuple[Note, ...]:
-        return self.order.near_misses(earlier.stamp, lane)
+        found = self.order.near_misses(earlier.stamp, lane)
+        device_type = self.order.lanes[lane].device.partition(":")[0]
+        if device_type and device_type not in self.seen:
+            found += (Note(NearMiss.NATIVE_UNSEEN, lane=device_type),)
+        return found
 
     def _operation(self, access: Access) -> Operation:
         return Operation(access.operation, access.write, self._lane(access), access.site)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from devstream import _registry, _streams
+from devstream._compat import gpu_trace
 from devstream._objects import as_stream
 from devstream.abc import AnyBackend, Capability
 from devstream.exceptions import DevstreamError
@@ -21,10 +22,13 @@ class Lanes:
         self._order = order
         self._by_stream: dict[Any, int] = {}  # Any: streams of every backend, which hash and equal by queue
         self._by_handle: dict[tuple[str, int, int], int] = {}
+        self._by_cpu_ids: dict[tuple[int, int], int] = {}
+        self._by_ids: dict[tuple[int, int, int], int] = {}
         self._backends: dict[str, AnyBackend] = {}
         #: Whether CPU tensors are a device's, and not the host's side of an accelerator's work.
         self.cpu_is_device = _registry.default_backend().device_type == "cpu"
         self._cpu = self.backend("cpu")
+        self._cpu_class = type(self._cpu.current_stream(None))
 
     def backend(self, device_type: str) -> AnyBackend:
         """Return the backend that serves *device_type*."""
@@ -35,14 +39,26 @@ class Lanes:
 
     def of_stream(self, stream: Any) -> int:
         """Return the lane of *stream*, ours or native."""
+        if type(stream) is self._cpu_class:
+            return self._of_cpu(stream)
         lane = self._by_stream.get(stream)
         if lane is None:
             backend, own = as_stream(stream)
+            if type(own) is self._cpu_class:
+                return self._of_cpu(own)
             lane = self._by_stream[stream] = self._make(backend, own)
         return lane
 
+    def _of_cpu(self, stream: torch.Stream) -> int:
+        # By its numbers, which never come again: a stream that the program dropped must not live on here.
+        ids = (stream.device_index, stream.stream_id)
+        lane = self._by_cpu_ids.get(ids)
+        if lane is None:
+            lane = self._by_cpu_ids[ids] = self._make(self._cpu, stream)
+        return lane
+
     def stream_of(self, lane: int) -> Any:
-        """Return a stream of *lane*."""
+        """Return a stream of *lane*, which isn't the CPU's."""
         return next(stream for stream, number in self._by_stream.items() if number == lane)
 
     def _make(self, backend: AnyBackend, stream: Any) -> int:
@@ -77,9 +93,16 @@ class Lanes:
             stream = self._cpu.current_stream(None)
             if not self.cpu_is_device and self._cpu.stream_key(stream)[2] == 0:
                 return HOST
-            lane = self._by_stream.get(stream)
-            return self.of_stream(stream) if lane is None else lane
-        device = tensor.device
+            return self._of_cpu(stream)
+        if tensor.is_cuda and gpu_trace.current_stream_ids is not None:
+            ids = gpu_trace.current_stream_ids(tensor.get_device())
+            lane = self._by_ids.get(ids)
+            if lane is None:
+                lane = self._by_ids[ids] = self._current(tensor.device)
+            return lane
+        return self._current(tensor.device)
+
+    def _current(self, device: torch.device) -> int:
         try:
             backend = self.backend(device.type)
         except DevstreamError:  # a device that nobody serves has no streams of ours to race

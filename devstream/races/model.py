@@ -60,6 +60,7 @@ class NearMiss(enum.Enum):
     UNRECORDED = "the event had not been recorded yet"
     OVERWRITTEN = "the event was recorded again before anyone waited"
     OTHER_STREAM = "another stream was waited for"
+    NATIVE_UNSEEN = "native waits of this device type can't be seen"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,9 @@ import torch
 _HOME = str(Path(__file__).parents[1]) + "/"
 _TORCH = str(Path(torch.__file__).parent) + "/"
 #: Programs of ours, whose lines are a user's as far as races go.
-_PROGRAMS = tuple(_HOME + name for name in ("demo/", "cli/", "__main__.py", "testing/faulty.py"))
+_PROGRAMS = tuple(
+    _HOME + name for name in ("demo/", "cli/", "__main__.py", "testing/faulty.py", "testing/conformance/")
+)
 
 
 class Site(NamedTuple):

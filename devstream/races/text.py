@@ -108,6 +108,11 @@ def note_text(note: Note, race: Race) -> str:
             f"the event that was recorded at {record} was recorded again at {short(note.again)}, on {note.lane}, "
             f"before the wait at {wait}, which waits for the last record only; use one event for each"
         )
+    if note.miss is NearMiss.NATIVE_UNSEEN:
+        return (
+            f"torch tells of no native record or wait on {note.lane}; if the edge is there and native, write it "
+            "with devstream's verbs"
+        )
     return f"{second.lane.name} waits at {wait} for {note.lane}, but {first.name} ran on {first.lane.name}"
 
 

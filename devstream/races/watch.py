@@ -57,6 +57,7 @@ class Watch:
     def listen_to(self, device_type: str) -> GpuListener:
         """Return what takes in torch's own trace of devices of a type, whose verbs the seam then need not tell."""
         self.traced = self._collectives.traced = device_type
+        self._checker.seen |= {device_type}
         return GpuListener(device_type, self._checker, self.lanes, self._collectives)
 
     # -- operations --------------------------------------------------------------------------------------
@@ -156,7 +157,7 @@ class Watch:
         memory = self._checker.make(tensor, storage, work, written=not unwritten)
         if self.spoils:
             memory.device = tensor.device
-        if self.traced and not tensor.is_cpu and tensor.device.type == self.traced and not memory.pointer:
+        if self.traced and tensor.is_cuda and not memory.pointer:
             self._checker.watch_pointer(memory, storage.data_ptr())
 
     def _spoil(self, memory: Memory) -> None:
@@ -209,9 +210,10 @@ class Watch:
             if tensor is device_side or tensor.is_pinned():
                 self._touch_one(tensor, work, write=write)
             else:
+                host = self.lane(tensor)
                 if write:
-                    self._order.wait_lane(HOST, lane)
-                self._touch_one(tensor, Work(self._order, HOST, name, site), write=write)
+                    self._order.wait_lane(host, lane)
+                self._touch_one(tensor, Work(self._order, host, name, site), write=write)
         if waits:
             self._order.wait_lane(HOST, lane)
 
