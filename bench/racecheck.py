@@ -24,7 +24,7 @@ from _results import Row, Run, median_and_spread
 from torch import nn
 
 import devstream
-from devstream.testing.faulty import PROGRAMS, Program
+from devstream.testing.faulty import PROGRAMS, Program, one_process_group
 
 ROUNDS, STEPS, OPERATIONS, TIMES = 15, 20, 500, 100
 
@@ -173,7 +173,7 @@ def found(device: torch.device) -> list[Row]:
         if program.only not in ("", device.type):
             continue
         for tool, finds in tools.items():
-            with warnings.catch_warnings():
+            with warnings.catch_warnings(), one_process_group(device):
                 warnings.simplefilter("ignore")
                 faulty = sum(finds(program, device, True) for _ in range(TIMES))
                 false = sum(finds(program, device, False) for _ in range(TIMES))

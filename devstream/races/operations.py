@@ -15,6 +15,7 @@ _SHAPE_ONLY = {
     "aten::_has_same_storage_numel",
     "aten::_resize_output_",
     "aten::_unsafe_view",
+    "_c10d_functional::_wrap_tensor_autograd",
     "aten::copy_sparse_to_sparse_",
     "aten::data",
     "aten::detach_",
@@ -138,7 +139,7 @@ def plan(operation: Any) -> Plan:  # Any: torch's OpOverload, a private class
         kind = Kind.RECORD_STREAM
     elif full == "_c10d_functional::wait_tensor":
         kind = Kind.WAIT_TENSOR
-    elif full.startswith(("c10d::", "_c10d_functional::")):
+    elif full.startswith(("c10d::", "_c10d_functional::")) and full not in _SHAPE_ONLY:
         kind = Kind.COLLECTIVE
     host_waits = full in _HOST_WAITS
     return Plan(

@@ -72,9 +72,7 @@ def missing(race: Race) -> str:
             f"{short(race.freed)}, or make {second.lane.name} wait for {first.lane.name} first"
         )
     if first.lane.kind is LaneKind.COLLECTIVE:
-        return (
-            f"nothing waits for the collective issued at {before}. Call wait() on what it returned before {after}"
-        )
+        return f"nothing waits for the collective of {before}. Call wait() on what it returned before {after}"
     if second.lane.kind is LaneKind.COLLECTIVE:
         return (
             f"the collective of {after} isn't ordered after {first.lane.name}. Issue it while a stream is "

@@ -8,7 +8,8 @@ marked ``first`` and ``second``.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -310,15 +311,24 @@ def pinned_buffer_refilled(device: torch.device, broken: bool) -> list[float]:
     return _values(device, batch)
 
 
+@contextmanager
+def one_process_group(device: torch.device) -> Iterator[None]:
+    """Give this process a group of its own for the block, where it has none: making NCCL's takes a second."""
+    alone = not dist.is_initialized()
+    if alone:
+        store = dist.HashStore()  # type: ignore[attr-defined]  # public, but not in the list of exports
+        dist.init_process_group("gloo" if device.type == "cpu" else "nccl", store=store, rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        if alone:
+            dist.destroy_process_group()
+
+
 @_program("read before write", [2.0])
 def collective_not_waited_for(device: torch.device, broken: bool) -> list[float]:
     """The result of an asynchronous all-reduce is read without ``work.wait()``. One process is enough."""
-    alone = not dist.is_initialized()
-    if alone:
-        kind = "gloo" if device.type == "cpu" else "nccl"
-        store = dist.HashStore()  # type: ignore[attr-defined]  # public, but not in the list of exports
-        dist.init_process_group(kind, store=store, rank=0, world_size=1)
-    try:
+    with one_process_group(device):
         x = torch.full((_N,), 2.0, device=device)
         work = dist.all_reduce(x, async_op=True)  # first
         if not broken:
@@ -327,9 +337,6 @@ def collective_not_waited_for(device: torch.device, broken: bool) -> list[float]
         if broken:
             work.wait()
         return _values(device, y)
-    finally:
-        if alone:
-            dist.destroy_process_group()
 
 
 @_program("overwrite while read", [1.0])
@@ -389,4 +396,4 @@ def generic_stream_waits_for_a_cuda_event(device: torch.device, broken: bool) ->
     return _values(device, y)
 
 
-__all__ = ["PROGRAMS", "Program"]
+__all__ = ["PROGRAMS", "Program", "one_process_group"]
