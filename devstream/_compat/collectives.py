@@ -68,9 +68,57 @@ def watched(boxed: Any, waited: Callable[[], None]) -> Any:
     return work, work.boxed()
 
 
+@lru_cache
+def _deferred_class() -> type:
+    from torch.distributed import Work  # noqa: PLC0415 - see above
+
+    class DeferredWork(Work):
+        """A collective that is carried out later; *waited* is told of a wait, *done* carries it out."""
+
+        def __init__(self, waited: Callable[[], None], done: Callable[[], None]) -> None:
+            super().__init__()
+            self._waited, self._done = waited, done
+
+        def wait(self, timeout: timedelta | None = None) -> bool:
+            self._waited()
+            return True
+
+        def synchronize(self) -> None:
+            self._waited()
+
+        def block_current_stream(self) -> None:
+            self._waited()
+
+        def is_completed(self) -> bool:
+            self._done()
+            return True
+
+        def is_success(self) -> bool:
+            self._done()
+            return True
+
+        def exception(self) -> None:
+            return None
+
+    return DeferredWork
+
+
+def deferred(waited: Callable[[], None], done: Callable[[], None]) -> Any:
+    """Return a ``Work``, and its boxed form, for a collective that is carried out later."""
+    work = _deferred_class()(waited, done)
+    return work, work.boxed()
+
+
+def finish(result: Any) -> None:
+    """Hold the host until the collective that returned *result* is over."""
+    from torch.distributed import Work  # noqa: PLC0415 - see above
+
+    Work.unbox(result[-1] if isinstance(result, tuple) else result).wait()
+
+
 def called_from_python(frame: Any) -> bool:
     """Say whether *frame* (the innermost outside of the modes) is torch.distributed's own Python."""
     return "/torch/distributed/" in frame.f_code.co_filename
 
 
-__all__ = ["called_from_python", "watched"]
+__all__ = ["called_from_python", "deferred", "finish", "watched"]

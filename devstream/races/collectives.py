@@ -70,7 +70,7 @@ class Collectives:
     def _in_flight(self, name: str, touched: Touched, made: Tensors, result: Any, site: Site) -> Any:
         functional = name.startswith("_c10d_functional.")
         work = result[-1] if isinstance(result, tuple) else result
-        waitable = not functional and torch_collectives.called_from_python(_caller())
+        waitable = not functional and issued_from_python()
         lane = self._own_lane(touched[0][0]) if touched else HOST
         flight = self._take_lane(lane) if functional or waitable else lane
         job = Work(self._order, flight, name, site)
@@ -160,14 +160,17 @@ class Collectives:
             self._checker.touch(tensor, tensor.untyped_storage(), self._issued, write=write)
 
 
-def _caller() -> FrameType:
-    """Return the innermost frame that belongs neither to us nor to torch's machinery of modes."""
-    frame = sys._getframe(1)
+def issued_from_python() -> bool:
+    """Say whether torch.distributed's Python issues the collective, so that its ``Work`` can be stood in for.
+
+    Told by the innermost frame that belongs neither to us nor to torch's machinery of modes.
+    """
+    frame: FrameType = sys._getframe(1)
     while frame.f_back is not None and (
-        frame.f_globals.get("__name__", "").startswith(("devstream.races", "torch._", "torch.utils"))
+        frame.f_globals.get("__name__", "").startswith(("devstream.", "torch._", "torch.utils"))
     ):
         frame = frame.f_back
-    return frame
+    return torch_collectives.called_from_python(frame)
 
 
-__all__ = ["Collectives"]
+__all__ = ["Collectives", "issued_from_python"]

@@ -77,6 +77,7 @@ class Kind(Enum):
     COPY = auto()  #: between two tensors, perhaps of host and device
     RECORD_STREAM = auto()
     COLLECTIVE = auto()
+    HIGHER_ORDER = auto()  #: of functions
     WAIT_TENSOR = auto()  #: the wait of a functional collective
 
 
@@ -107,7 +108,9 @@ class Plan:
 
 def plan(operation: Any) -> Plan:  # Any: torch's OpOverload, a private class
     """Return what *operation* does."""
-    schema = operation._schema
+    schema = getattr(operation, "_schema", None)
+    if schema is None:  # a higher-order one, such as cond: it touches nothing itself
+        return Plan(str(operation), Kind.HIGHER_ORDER, (), (), (), False, False, False, nothing=True)
     full, name = schema.name, schema.name.removeprefix("aten::").replace("::", ".")
     like = name.endswith("_like") or name.startswith("new_")
     reads, writes = [], []

@@ -340,6 +340,8 @@ def _has_memory(tensor: torch.Tensor) -> bool:
 class Operations(TorchDispatchMode):
     """Shows a `Watch` this thread's operations, also those of its backward passes."""
 
+    supports_higher_order_operators = True
+
     def __init__(self, watch: Watch) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._watch = watch

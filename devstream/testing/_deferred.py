@@ -12,6 +12,7 @@ One thread: verbs of other threads first run everything that is queued. So the r
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -19,11 +20,12 @@ from typing import Any, Self
 import torch
 
 from devstream import _observe
-from devstream._compat import modes
+from devstream._compat import collectives, modes
 from devstream._compat.modes import TorchDispatchMode, TorchFunctionMode
 from devstream.backends.cpu import CpuBackend, CpuStream
 from devstream.races.backward import Backward
 from devstream.races.checker import fits
+from devstream.races.collectives import issued_from_python
 from devstream.races.extents import Extent, extent
 from devstream.races.operations import Kind, Plan, Tensors, flat, plan
 from devstream.races.poison import poison
@@ -36,6 +38,25 @@ _HOST_READS = {
     torch.Tensor.__array__,
     torch.Tensor.cpu,
     torch.Tensor.__repr__,
+}
+
+
+#: The lane of collectives: one, so that every rank carries them out in the order of their issue.
+_COLLECTIVES = -1
+#: Those that are deferred. Not point to point: a send that is carried out late may wait for a receive behind it.
+_DEFERRED = {
+    f"c10d.{name}"
+    for name in (
+        "allreduce_",
+        "allgather_",
+        "_allgather_base_",
+        "broadcast_",
+        "reduce_",
+        "reduce_scatter_",
+        "_reduce_scatter_base_",
+        "alltoall_",
+        "alltoall_base_",
+    )
 }
 
 
@@ -77,6 +98,7 @@ class Deferred:
         self._backward = Backward(self, self)
         self._owner = threading.get_ident()
         self._running = False
+        self._works: deque[object] = deque(maxlen=64)  # until their callers hold them
         self._modes = (_Operations(self), _HostReads(self))
 
     def __enter__(self) -> Self:
@@ -199,10 +221,14 @@ class Deferred:
         known = self._plans.get(func)
         if known is None:
             known = self._plans[func] = plan(func)
+        if known.kind is Kind.HIGHER_ORDER:
+            self._queues.demand(self._queues.tail(self._lane()))
         if known.nothing:
             return func(*args, **kwargs)
         reads, writes = _arguments(known, args, kwargs)
         lane = self._lane()
+        if known.kind is Kind.COLLECTIVE and known.name in _DEFERRED and issued_from_python():
+            return self._collect(_Call(func, args, kwargs), lane, reads, writes)
         at_once = (
             known.host_waits
             or known.kind in (Kind.RECORD_STREAM, Kind.COLLECTIVE, Kind.WAIT_TENSOR)
@@ -219,6 +245,22 @@ class Deferred:
             return self._make(call, lane, reads, unwritten=known.unwritten)
         finally:
             self._queues.idle()
+
+    def _collect(self, call: _Call, lane: int, reads: Tensors, writes: Tensors) -> Any:
+        """Queue a collective beside all streams, and return a ``Work`` by which its caller waits for it."""
+        given = call.given(0)
+        tail = self._queues.tail(lane)
+        needs = [] if tail is None else [tail]
+        self._queue(_COLLECTIVES, call, lambda: collectives.finish(call.again()), reads, writes, needs=needs)
+        flight = self._queues.tail(_COLLECTIVES)
+        assert flight is not None
+
+        def waited() -> None:
+            self._queues.add(self._lane(), None, needs=[flight])
+
+        work, boxed = collectives.deferred(waited, lambda: self._queues.demand(flight))
+        self._works.append(work)
+        return (given, boxed)
 
     def _change(self, call: _Call, lane: int, reads: Tensors, writes: Tensors) -> Any:
         """Queue an operation that changes arguments, and return those that it returns."""
@@ -268,6 +310,8 @@ class Deferred:
         reads: Tensors,
         writes: Tensors,
         targets: Sequence[torch.Tensor] = (),
+        *,
+        needs: Sequence[Task] = (),
     ) -> None:
         held = [*call.hold(), *targets]
         touches = self._touches(reads, writes)
@@ -286,7 +330,7 @@ class Deferred:
                     if not memory.held:
                         memory.sample = None
 
-        self._queues.add(lane, self._unwatched(task), touches=touches)
+        self._queues.add(lane, self._unwatched(task), needs=needs, touches=touches)
 
     def _touches(self, reads: Tensors, writes: Tensors) -> list[Touch]:
         found = []
@@ -344,6 +388,10 @@ class _Call:
         self._generator = given[0] if given else torch.default_generator
         #: The generator's state at the issue, where the operation draws random numbers.
         self.state = self._generator.get_state() if modes.is_random(func) else None
+
+    def given(self, position: int) -> Any:
+        """Return the argument at *position*, as the caller gave it."""
+        return self._args[position]
 
     def once(self) -> Any:
         """Run it now."""
@@ -404,6 +452,8 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 class _Operations(TorchDispatchMode):
+    supports_higher_order_operators = True
+
     def __init__(self, deferred: Deferred) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._deferred = deferred

@@ -327,13 +327,14 @@ def one_process_group(device: torch.device) -> Iterator[None]:
 
 @_program("read before write", [2.0])
 def collective_not_waited_for(device: torch.device, broken: bool) -> list[float]:
-    """The result of an asynchronous all-reduce is read without ``work.wait()``. One process is enough."""
+    """The result of an asynchronous all-gather is read without ``work.wait()``. One process is enough."""
     with one_process_group(device):
         x = torch.full((_N,), 2.0, device=device)
-        work = dist.all_reduce(x, async_op=True)  # first
+        gathered = torch.zeros(_N, device=device)
+        work = dist.all_gather([gathered], x, async_op=True)  # first
         if not broken:
             work.wait()
-        y = x + 0  # second
+        y = gathered + 0  # second
         if broken:
             work.wait()
         return _values(device, y)

@@ -277,3 +277,9 @@ def test_the_demonstration_has_no_race(capsys, tmp_path, races):
     arguments = ["--device", "cpu", "--steps", "2", "--size", "tiny", "--picture", str(tmp_path / "a.png")]
     assert main(["demo", *arguments]) == 1  # so few steps don't train, which it says
     assert races == []
+
+
+def test_higher_order_operations_are_taken(races):
+    found = torch.cond(torch.ones(()) > 0, lambda v: v.sin(), lambda v: v.cos(), (torch.ones(3),))
+    assert found.tolist() == torch.ones(3).sin().tolist()
+    assert races == []

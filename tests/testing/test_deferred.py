@@ -13,11 +13,10 @@ import devstream
 from devstream import overlap
 from devstream.races import Fault
 from devstream.testing import cpu
-from devstream.testing.faulty import PROGRAMS
+from devstream.testing.faulty import PROGRAMS, one_process_group
 
 CPU = torch.device("cpu")
-#: What no order can show: the collective is carried out at its issue.
-SHOWN = {name: p for name, p in PROGRAMS.items() if not p.only and name != "collective_not_waited_for"}
+SHOWN = {name: p for name, p in PROGRAMS.items() if not p.only}
 SCHEDULES = [("lazy", 0), *(("random", seed) for seed in range(24))]
 
 
@@ -215,3 +214,21 @@ def test_an_error_of_the_block_leaves_nothing_deferred():
     with pytest.raises(KeyError):
         program()
     assert kept[0].tolist() == [3, 3]
+
+
+@pytest.mark.distributed
+def test_collectives_are_carried_out_late_and_in_their_order():
+    import torch.distributed as dist
+
+    with one_process_group(CPU), cpu(schedule="lazy"):
+        x, gathered = torch.ones(2), [torch.zeros(2)]
+        first = dist.all_reduce(x, async_op=True)
+        second = dist.all_gather(gathered, x, async_op=True)
+        assert gathered[0].tolist() == [0, 0]
+        second.wait()
+        assert gathered[0].tolist() == [1, 1]
+        assert first.is_completed()
+        dist.broadcast(x, 0)
+        dist.barrier()
+        x.add_(1)
+        assert x.tolist() == [2, 2]
