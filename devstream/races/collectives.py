@@ -114,7 +114,7 @@ class Collectives:
         with self._checker.lock:
             if host or not self._lanes.cpu_is_device:
                 self._order.wait_lane(HOST, lane)
-            self._order.wait_lane(self._lanes.current_cpu(), lane)
+            self._order.collect(lane, self._lanes.current_cpu(), here())
             self._idle.add(lane)
 
     def wait_tensor(self, tensor: torch.Tensor) -> None:

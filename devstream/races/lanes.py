@@ -58,8 +58,8 @@ class Lanes:
         return lane
 
     def stream_of(self, lane: int) -> Any:
-        """Return a stream of *lane*, which isn't the CPU's."""
-        return next(stream for stream, number in self._by_stream.items() if number == lane)
+        """Return a stream of *lane*; None where none was met, and for those of the CPU."""
+        return next((stream for stream, number in self._by_stream.items() if number == lane), None)
 
     def _make(self, backend: AnyBackend, stream: Any) -> int:
         index = backend.stream_index(stream)

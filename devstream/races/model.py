@@ -59,6 +59,7 @@ class NearMiss(enum.Enum):
     TOO_EARLY = "an event was recorded before the work"
     UNRECORDED = "the event had not been recorded yet"
     OVERWRITTEN = "the event was recorded again before anyone waited"
+    COLLECTED = "another stream waited for the collective"
     OTHER_STREAM = "another stream was waited for"
     NATIVE_UNSEEN = "native waits of this device type can't be seen"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import cast
 
 from devstream.races.clocks import Clock, Clocks, Stamp
 from devstream.races.model import Lane, LaneKind, NearMiss, Note
@@ -55,6 +56,8 @@ class Order:
         self.lanes: list[Lane] = [Lane(HOST, LaneKind.HOST, "the host")]
         self._events: dict[Hashable, Recorded] = {}
         self._waits: dict[int, deque[Waited]] = {}
+        # By the lane of a collective that is over: when, which lane waited for it, and where.
+        self._collected: dict[int, tuple[int, int, Site]] = {}
 
     def add_lane(self, kind: LaneKind, name: str, device: str = "", *, default: bool = False) -> int:
         """Return the number of a new lane."""
@@ -112,6 +115,11 @@ class Order:
             if lane.device == device:
                 self.clocks.synchronize(HOST, lane.number)
 
+    def collect(self, flight: int, lane: int, site: Site) -> None:
+        """Let *lane* come after the collective on lane *flight*, which is over by that."""
+        self.wait_lane(lane, flight)
+        self._collected[flight] = (self.clocks.view(flight).get(flight, 0), lane, site)
+
     def forget(self, event: Hashable) -> None:
         """Drop what is known about an event that is gone."""
         self._events.pop(event, None)
@@ -126,13 +134,15 @@ class Order:
     def near_misses(self, first: Stamp, later: int) -> tuple[Note, ...]:
         """Return what lane *later* waited for that isn't, but nearly is, the work of *first*."""
         notes: dict[NearMiss, Note] = {}
+        time, lane, site = self._collected.get(cast("int", first.lane), (0, 0, NOWHERE))
+        if time >= first.time:
+            return (Note(NearMiss.COLLECTED, site, lane=self.lanes[lane].name),)
         for waited in reversed(self._waits.get(later, ())):
             recorded = waited.recorded
             if recorded is None:
                 notes.setdefault(NearMiss.UNRECORDED, self._unrecorded(waited))
                 continue
-            lane = recorded.stamp.lane
-            assert isinstance(lane, int)
+            lane = cast("int", recorded.stamp.lane)
             name = self.lanes[lane].name
             lost = recorded.replaced
             while lost is not None:

@@ -33,7 +33,9 @@ def describe(race: Race) -> str:
     allocated = "" if race.allocated is NOWHERE else f", made at {race.allocated}"
     lines.append(f"  memory  {race.size_bytes} bytes{allocated}")
     lines.append(_paragraph("missing", missing(race)))
-    lines += [_paragraph("note", note_text(note, race)) for note in race.notes]
+    # That one is told already, by what is missing.
+    told = [note for note in race.notes if note.miss is not NearMiss.COLLECTED]
+    lines += [_paragraph("note", note_text(note, race)) for note in told]
     return "\n".join(lines)
 
 
@@ -70,6 +72,13 @@ def missing(race: Race) -> str:
             f"{second.lane.name} may hand this memory out again while {first.lane.name} still uses it. Call "
             f"devstream.record_stream(tensor, stream) with {first.lane.name}, before the tensor is dropped at "
             f"{short(race.freed)}, or make {second.lane.name} wait for {first.lane.name} first"
+        )
+    collected = next((note for note in race.notes if note.miss is NearMiss.COLLECTED), None)
+    if collected is not None:
+        return (
+            f"{second.lane.name} doesn't wait for {collected.lane}, which waits for the collective of {before} at "
+            f"{short(collected.wait)}. Record an event on {collected.lane} after that and make {second.lane.name} "
+            f"wait for it before {after}"
         )
     if first.lane.kind is LaneKind.COLLECTIVE:
         return f"nothing waits for the collective of {before}. Call wait() on what it returned before {after}"

@@ -162,8 +162,11 @@ class Watch:
 
     def _spoil(self, memory: Memory) -> None:
         # On the CPU memory goes back only when nothing runs on it any more: there is no late reader to show.
-        if memory.device is not None and memory.device.type != "cpu" and memory.home is not None:
-            poison_freed(memory.size_bytes, memory.device, self.lanes.stream_of(memory.home))
+        if memory.device is None or memory.device.type == "cpu" or memory.home is None:
+            return
+        stream = self.lanes.stream_of(memory.home)
+        if stream is not None:
+            poison_freed(memory.size_bytes, memory.device, stream)
 
     def _touch_one(self, tensor: torch.Tensor, work: Work, *, write: bool) -> None:
         self._checker.touch(tensor, tensor.untyped_storage(), work, write=write)

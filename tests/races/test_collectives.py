@@ -56,7 +56,13 @@ def test_a_wait_holds_the_stream_that_is_current_and_no_other(races):
     work.wait()
     with devstream.stream(side):
         x + 1
-    assert [race.first.lane.kind for race in races] == [LaneKind.COLLECTIVE]
+    (race,) = races
+    assert race.first.lane.kind is LaneKind.COLLECTIVE
+    words = " ".join(str(race).split())
+    assert (
+        f"{race.second.lane.name} doesn't wait for the default stream of cpu:0, which waits for the collective"
+        in words
+    )
 
 
 def test_a_collective_comes_after_the_stream_that_issues_it(races):
