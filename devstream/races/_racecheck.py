@@ -20,6 +20,18 @@ from devstream.races.watch import Escapes, Operations, Watch
 OnRace = Literal["raise", "stop", "warn", "collect"]
 _CHOICES = ("raise", "stop", "warn", "collect")
 _one_at_a_time = threading.Lock()
+#: The checker of the block that is entered, if any.
+_entered: list[Checker] = []
+
+
+def _after_fork() -> None:
+    global _one_at_a_time
+    _one_at_a_time = threading.Lock()
+    for checker in _entered:
+        checker.mute()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 class racecheck(ContextDecorator):  # noqa: N801 - used like a function
@@ -41,7 +53,7 @@ class racecheck(ContextDecorator):  # noqa: N801 - used like a function
     too. What is seen: this thread's operations and their backward passes, all verbs and methods of devstream in
     every thread, and on CUDA and ROCm the native calls as well. Not seen: operations of other threads, kernels
     that are no operation of torch (Triton's, other libraries'), what a replayed graph does, and on other devices
-    the native records and waits. Off, it costs nothing.
+    the native records and waits. A forked child isn't checked. Off, it costs nothing.
     """
 
     def __init__(self, *, on_race: OnRace = "raise", poison: bool = False) -> None:
@@ -59,9 +71,11 @@ class racecheck(ContextDecorator):  # noqa: N801 - used like a function
         if not _one_at_a_time.acquire(blocking=False):
             raise RuntimeError("a racecheck is on already in this process; leave its block first")
         with ExitStack() as stack:
-            stack.callback(_one_at_a_time.release)
+            stack.callback(self._release)
             checker = Checker(self._report, rank=_rank())
             stack.callback(checker.close)
+            _entered[:] = [checker]
+            stack.callback(_entered.clear)
             self.races = checker.races
             watch = Watch(checker, spoil=self._poison)
             backend = _registry.default_backend()
@@ -81,6 +95,10 @@ class racecheck(ContextDecorator):  # noqa: N801 - used like a function
         self._stack = None
         if kind is None and self._on_race == "raise" and self.races:
             raise RaceError(races=[describe(race) for race in self.races])
+
+    def _release(self) -> None:
+        if _one_at_a_time.locked():  # a forked child leaves the block with a lock of its own
+            _one_at_a_time.release()
 
     def _report(self, race: Race) -> None:
         if self._on_race == "stop":

@@ -80,6 +80,7 @@ class Checker:
         #: Called with each memory that was freed, where somebody wants to spoil it.
         self.on_freed: Callable[[Memory], None] | None = None
         self._report = report
+        self._muted = False
         self._rank = rank
         self._found: dict[tuple[object, ...], Race] = {}
         self._memories: dict[int, Memory] = {}
@@ -280,6 +281,8 @@ class Checker:
         return self.order.lanes[lane]
 
     def _keep(self, race: Race) -> None:
+        if self._muted:
+            return
         key = (race.fault, race.first.name, race.first.site, race.second.name, race.second.site)
         known = self._found.get(key)
         if known is not None:
@@ -300,6 +303,11 @@ class Checker:
             found = self.take_new()
         for race in found:
             self._report(race)
+
+    def mute(self) -> None:
+        """Report nothing any more: a forked child inherits what watches its parent, and isn't what is checked."""
+        self.lock = threading.RLock()  # another thread of the parent may have held it
+        self._muted = True
 
     def close(self) -> None:
         """Let go of all memory: it may live long after the program was checked."""

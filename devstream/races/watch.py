@@ -337,7 +337,7 @@ class _Works:
 
 
 def _has_memory(tensor: torch.Tensor) -> bool:
-    return tensor.layout is torch.strided and not tensor.is_meta
+    return tensor.layout is torch.strided and not tensor.is_meta and not tensor.is_nested
 
 
 class Operations(TorchDispatchMode):

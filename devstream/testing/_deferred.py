@@ -448,7 +448,7 @@ def _arguments(known: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tu
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    return tensor.is_cpu and tensor.layout is torch.strided and not tensor.is_quantized
+    return tensor.is_cpu and tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested
 
 
 class _Operations(TorchDispatchMode):

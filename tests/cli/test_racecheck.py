@@ -133,7 +133,7 @@ def test_two_ranks_give_a_report_each_for_ten_steps_of_the_same_race(script):
     assert all("(9 times)" in line or "(10 times)" in line for line in found)
 
 
-def run_ranks(path: Path) -> str:
+def run_ranks(path: Path, code: int = RACES_FOUND) -> str:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -144,7 +144,7 @@ def run_ranks(path: Path) -> str:
         for rank in range(2)
     ]
     said = [rank.communicate(timeout=120)[1] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [RACES_FOUND, RACES_FOUND], said
+    assert [rank.returncode for rank in ranks] == [code, code], said
     return "\n".join(said)
 
 
@@ -175,6 +175,32 @@ dist.destroy_process_group()
 
 
 @pytest.mark.distributed
-def test_ddp_and_collectives_that_are_waited_for_have_no_race(script, monkeypatch):
-    monkeypatch.setattr(sys.modules[__name__], "RACES_FOUND", 0)
-    assert "race" not in run_ranks(script(DDP))
+def test_ddp_and_collectives_that_are_waited_for_have_no_race(script):
+    assert "race" not in run_ranks(script(DDP), code=0)
+
+
+def on_two_gpus(program):
+    """Return *program* with NCCL, each rank on a GPU of its own."""
+    return (
+        program.replace('init_process_group("gloo")', 'init_process_group("nccl")')
+        .replace("import devstream\n", "import devstream, os\ntorch.cuda.set_device(int(os.environ['RANK']))\n"
+                 "torch.set_default_device('cuda')\n")
+        .replace('Stream("cpu")', "Stream()")
+    )  # fmt: skip
+
+
+@pytest.mark.distributed
+@pytest.mark.multi_gpu
+@pytest.mark.cuda
+def test_ddp_over_nccl_has_no_race(script):
+    assert "race" not in run_ranks(script(on_two_gpus(DDP)), code=0)
+
+
+@pytest.mark.distributed
+@pytest.mark.multi_gpu
+@pytest.mark.cuda
+def test_a_race_with_a_collective_of_nccl_is_found_on_both_ranks(script):
+    """B96, deepspeedai/DeepSpeed#5545, over NCCL."""
+    reports = run_ranks(script(on_two_gpus(RANKS)))
+    found = [line[:8] for line in reports.splitlines() if line.startswith("[rank ")]
+    assert set(found) == {"[rank 0]", "[rank 1]"}

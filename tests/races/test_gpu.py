@@ -78,7 +78,10 @@ def test_a_collective_is_on_the_stream_whose_event_its_issue_records(checker, li
     assert checker.races == []
 
 
-@pytest.mark.skipif(not gpu_trace.has_gpu_trace(), reason="this torch has no such hooks")
+def test_every_torch_that_we_support_has_the_hooks():
+    assert gpu_trace.has_gpu_trace()
+
+
 def test_the_hooks_are_taken_out_again():
     module = importlib.import_module("torch.cuda._gpu_trace")
     told = []

@@ -257,10 +257,28 @@ def test_inference_mode_autocast_and_vmap_have_no_race(device, races):
     assert races == []
 
 
-def test_a_compiled_function_has_no_race(device, races):
-    compiled = torch.compile(lambda v: (v * 2).relu().sum(), backend="eager")
-    compiled(torch.ones(8, device=device)).item()
-    assert races == []
+def test_a_compiled_function_runs_eagerly_under_the_checker_and_is_checked(device):
+    runs = []
+
+    def backend(graph, inputs):
+        return lambda *args: runs.append(1) or graph.forward(*args)
+
+    side = devstream.Stream(device)
+
+    def function(v):
+        with devstream.stream(side):
+            return (v * 2).relu()
+
+    compiled = torch.compile(lambda v: (v * 2).relu(), backend=backend)
+    x = torch.ones(8, device=device)
+    compiled(x)
+    devstream.synchronize(device)
+    with devstream.racecheck(on_race="collect") as races:
+        assert compiled(torch.ones(8, device=device)).sum().item() == 16
+        assert races == []
+        torch.compile(function, backend=backend)(torch.ones(8, device=device))
+    assert len(races) == 1
+    assert runs == [1]
 
 
 def test_sparse_and_empty_tensors_are_taken(races):

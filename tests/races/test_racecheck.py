@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import warnings
 
 import pytest
@@ -225,3 +226,17 @@ def test_no_warning_is_given_on_the_way(side):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         races_of(racing, side)
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
+def test_a_forked_child_is_not_checked_and_may_check_itself(side):
+    with devstream.racecheck(on_race="stop"):
+        child = os.fork()
+        if child == 0:
+            try:
+                racing(side)
+                os._exit(0 if len(races_of(racing, side)) == 1 else 3)
+            except BaseException:
+                os._exit(4)
+        _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
