@@ -33,11 +33,9 @@ from devstream.testing._queues import Queues, Task, Touch
 
 #: Methods by which the host gets at values without an operation; on a device each waits for the current stream.
 _HOST_READS = {
-    torch.Tensor.tolist,
-    torch.Tensor.numpy,
-    torch.Tensor.__array__,
-    torch.Tensor.cpu,
-    torch.Tensor.__repr__,
+    # The last one leads to the bytes: torch.save goes that way, and copies them to the host on an accelerator.
+    getattr(torch.Tensor, name)
+    for name in ("tolist", "numpy", "__array__", "cpu", "__repr__", "untyped_storage")
 }
 
 
@@ -275,18 +273,17 @@ class Deferred:
         try:
             result = call.once()
         except (RuntimeError, IndexError, ValueError):
-            # Perhaps only because its arguments (an index) have no values yet.
-            self._queues.demand(self._queues.tail(lane))
-            return call.once()
-        own = {tensor.untyped_storage()._cdata for tensor in reads}
+            return self._now(call, lane)  # perhaps only because its arguments (an index) have no values yet
         every: Tensors = []
         flat(result, every)
-        made = [one for one in every if _is_plain(one) and one.untyped_storage()._cdata not in own]
-        if len(made) < len(every) or not every:
-            if every and not made:
-                return result  # views of arguments after all
-            self._queues.demand(self._queues.tail(lane))
-            return call.once()
+        if not every or not all(map(_is_plain, every)):
+            return self._now(call, lane)
+        own = {tensor.untyped_storage()._cdata for tensor in reads}
+        made = [one for one in every if one.untyped_storage()._cdata not in own]
+        if not made:
+            return result  # views of arguments after all
+        if len(made) < len(every):
+            return self._now(call, lane)
         for tensor in made:
             self._allocated(tensor, lane)
             poison(tensor)
@@ -301,6 +298,11 @@ class Deferred:
 
             self._queue(lane, call, run, reads, made, targets)
         return result
+
+    def _now(self, call: _Call, lane: int) -> Any:
+        """Run an operation that can't be deferred, with the random numbers that it would have drawn at first."""
+        self._queues.demand(self._queues.tail(lane))
+        return call.first()
 
     def _queue(  # noqa: PLR0917 - all of one task
         self,
@@ -397,6 +399,12 @@ class _Call:
         """Run it now."""
         return self.func(*self._args, **self._kwargs)
 
+    def first(self) -> Any:
+        """Run it as if it had not run yet."""
+        if self.state is not None:
+            self._generator.set_state(self.state)
+        return self.once()
+
     def draw(self, writes: Tensors) -> None:
         """Draw its random numbers into nothing: what is drawn next must not depend on when this runs."""
         known = {id(tensor) for tensor in writes}
@@ -448,7 +456,12 @@ def _arguments(known: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tu
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    return tensor.is_cpu and tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested
+    """Whether a tensor has memory of its own shape, which can be filled and copied into."""
+    return (
+        tensor.is_cpu
+        and tensor.layout is torch.strided
+        and not (tensor.is_quantized or tensor.is_nested or tensor._is_zerotensor())
+    )
 
 
 class _Operations(TorchDispatchMode):

@@ -18,6 +18,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*nested tensors.*:UserWarning"),
     pytest.mark.filterwarnings("ignore:.*(quantiz|TypedStorage|torch.ao|sparse).*"),
     pytest.mark.filterwarnings("ignore:.*Sparse.*:UserWarning"),
+    pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:FutureWarning"),  # torch's own forward mode, from 2.14
 ]
 
 KINDS = {}
