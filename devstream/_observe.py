@@ -11,13 +11,14 @@ for native streams.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self, TypeAlias
 
 import torch
+
+from devstream import _fork
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,16 +92,8 @@ Observer: TypeAlias = Callable[[Notice], None]
 
 #: Who listens now. A tuple, replaced whole: a verb that runs in another thread sees the old or the new one.
 subscribers: tuple[Observer, ...] = ()
-_lock = threading.Lock()
-
-
-def _after_fork() -> None:
-    # Another thread of the parent may have held it, and that thread doesn't exist in the child.
-    global _lock
-    _lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_after_fork)
+_lock = threading.RLock()
+_fork.renew(globals())
 
 
 class Subscription:

@@ -13,13 +13,15 @@
     ├─ OrderingError                + RuntimeError
     │  ├─ GraphError                + ValueError
     │  ├─ WriteBackError
-    │  └─ ProofError
+    │  ├─ ProofError
+    │  └─ MissingWaitError
     └─ StreamError                  + RuntimeError
        ├─ DeviceMismatchError       + ValueError
        ├─ EventNotRecordedError     + ValueError
        ├─ EventNotReadyError
        ├─ TimingDisabledError       + ValueError
        ├─ StreamNotEnteredError
+       ├─ StreamInUseError
        ├─ ForkedProcessError
        ├─ IpcHandleError
        ├─ RaceError
@@ -31,7 +33,10 @@
     ├─ BackendWarning
     ├─ BlockingCopyWarning
     ├─ RaceWarning
-    └─ CacheWarning
+    ├─ CacheWarning
+    ├─ CompileWarning
+    ├─ MissingWaitWarning
+    └─ LatchDroppedWarning
 
 A constructor takes facts, by keyword, and keeps them as attributes; ``__str__`` writes the sentence. That is
 why each class survives pickling, which ranks and worker processes rely on. Streams, events and tensors are
@@ -46,6 +51,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
+
+from devstream._warning_texts import WARNINGS
 
 
 class DevstreamError(Exception):
@@ -92,7 +99,7 @@ class BackendNotFoundError(BackendError, LookupError):
     """
 
     def __init__(self, *, wanted: str, known: Iterable[str], decided_by: str) -> None:
-        super().__init__(wanted=wanted, known=tuple(known), decided_by=decided_by)
+        super().__init__(wanted=str(wanted), known=tuple(known), decided_by=decided_by)
 
     def __str__(self) -> str:
         near = [name for name in get_close_matches(self.wanted, self.known) if name != self.wanted]
@@ -261,6 +268,20 @@ class StreamNotEnteredError(StreamError):
         )
 
 
+class StreamInUseError(StreamError):
+    """Under strict: a copy on a stream of the CPU that another thread has current. Facts: *stream*, *thread*."""
+
+    def __init__(self, *, stream: object, thread: str) -> None:
+        super().__init__(stream=stream, thread=thread)
+
+    def __str__(self) -> str:
+        return (
+            f"a copy or a host function on {self.stream}, which is current in thread {self.thread!r}: the CPU "
+            "runs that thread's operations at once, so the two may run at the same time; use a stream of its own "
+            "for the copy, and order it by events"
+        )
+
+
 class ForkedProcessError(StreamError):
     """A forked child used a device that its parent had opened. Facts: *operation*, *device*."""
 
@@ -360,6 +381,21 @@ class ProofError(OrderingError):
         )
 
 
+class MissingWaitError(OrderingError):
+    """Eager mode would race, and the user asked to be stopped. Facts: *waits* (a sentence each)."""
+
+    def __init__(self, *, waits: Iterable[str]) -> None:
+        super().__init__(waits=tuple(waits))
+
+    def __str__(self) -> str:
+        shown = "; ".join(self.waits[:10])
+        more = f"; and {len(self.waits) - 10} more" if len(self.waits) > 10 else ""
+        return (
+            f"in eager mode this code would race: {shown}{more}. Make these waits, or take the option "
+            "missing_waits away: compiled code has them in any case"
+        )
+
+
 # -- warnings --------------------------------------------------------------------------------------------
 
 
@@ -387,32 +423,26 @@ class RaceWarning(DevstreamWarning):
     """The race checker found a race, under ``on_race="warn"``."""
 
 
+class CompileWarning(DevstreamWarning):
+    """Stream code goes to a compiler that doesn't keep its order."""
+
+
+class MissingWaitWarning(DevstreamWarning):
+    """Compiled code has a wait that its eager form lacks, and would race without."""
+
+
 class CacheWarning(DevstreamWarning):
     """A cached file was damaged or foreign, and was ignored."""
 
 
+class LatchDroppedWarning(DevstreamWarning):
+    """A latch was dropped while it still held its stream."""
+
+
 def warning(cls: type[DevstreamWarning], **facts: object) -> DevstreamWarning:
     """Return the warning of class *cls* with its sentence written from *facts*."""
-    return cls(_WARNINGS[cls].format(**facts))
+    return cls(WARNINGS[cls.__name__].format(**facts))
 
-
-_WARNINGS: dict[type[DevstreamWarning], str] = {
-    RaceWarning: "{race}",
-    EventOverwrittenWarning: (
-        "{event} was recorded again before anyone waited for its last record; whoever should have waited for "
-        "that one now waits for the later one. Use one event per hand-over"
-    ),
-    RecordStreamWarning: (
-        "the tensor was allocated on {stream}, so record_stream changes nothing; record the stream that reads "
-        "it. (Was current_stream() called inside `with devstream.stream(...)`?)"
-    ),
-    BackendWarning: "backend {name!r}: {reason}",
-    BlockingCopyWarning: (
-        "the host side of a copy {direction} on backend {backend!r} is pageable, so this copy blocks the host: "
-        "{reason}. Said once"
-    ),
-    CacheWarning: "doing without the cached file {path}: {reason}",
-}
 
 __all__ = [
     "BackendConflictError",
@@ -424,6 +454,7 @@ __all__ = [
     "BlockingCopyWarning",
     "CacheWarning",
     "CaptureError",
+    "CompileWarning",
     "DeviceMismatchError",
     "DevstreamError",
     "DevstreamWarning",
@@ -434,13 +465,17 @@ __all__ = [
     "ForkedProcessError",
     "GraphError",
     "IpcHandleError",
+    "LatchDroppedWarning",
     "MissingExtraError",
+    "MissingWaitError",
+    "MissingWaitWarning",
     "OrderingError",
     "ProofError",
     "RaceError",
     "RaceWarning",
     "RecordStreamWarning",
     "StreamError",
+    "StreamInUseError",
     "StreamNotEnteredError",
     "StreamTypeError",
     "TimingDisabledError",

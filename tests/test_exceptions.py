@@ -32,6 +32,7 @@ EXAMPLES = [
     exceptions.EventNotReadyError(event="<event 5>"),
     exceptions.TimingDisabledError(event="<event 6>"),
     exceptions.StreamNotEnteredError(stream="<stream 8>", thread="loader-1"),
+    exceptions.StreamInUseError(stream="<stream 8>", thread="loader-1"),
     exceptions.ForkedProcessError(operation="current_stream", device="cuda:0"),
     exceptions.IpcHandleError(device="cuda:0", cause="invalid context"),
     exceptions.RaceError(races=["read before write: record an event after a.py:3", "two writers at a.py:5"]),
@@ -40,6 +41,7 @@ EXAMPLES = [
     exceptions.WriteBackError(
         target="x", line="a.py:3", other="the record of event 1", other_line="a.py:5", advice="make a copy"
     ),
+    exceptions.MissingWaitError(waits=["sin (a.py:3) on stream 1 does not wait for mm (a.py:2) on stream 0"]),
     exceptions.ProofError(program="forward", violations=["step 3 reads a before step 2 wrote it"]),
 ]
 ADVICE = re.compile(
@@ -150,7 +152,10 @@ def test_a_near_miss_is_offered_and_a_name_is_never_offered_for_itself():
             ["allocated on <stream 3>", "the stream that reads"],
         ),
         (exceptions.BackendWarning, {"name": "rocm", "reason": "4 queues"}, ["'rocm'", "4 queues"]),
+        (exceptions.CompileWarning, {"compiler": "inductor"}, ["'inductor'", 'backend="devstream"']),
+        (exceptions.MissingWaitWarning, {"wait": "sin does not wait for mm"}, ["would race", "sin does not wait"]),
         (exceptions.CacheWarning, {"path": "a/b.json", "reason": "damaged"}, ["a/b.json", "damaged"]),
+        (exceptions.LatchDroppedWarning, {"stream": "<stream 5>"}, ["<stream 5>", "release()"]),
     ],
 )
 def test_a_warning_is_written_from_its_facts_and_survives_pickling(cls, facts, words):

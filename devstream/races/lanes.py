@@ -127,10 +127,9 @@ def _name(backend: AnyBackend, stream: Any, device: str, default: bool) -> str:
     if default:
         return f"the default stream of {device}"
     key = backend.stream_key(stream)
-    with _streams._named_lock:
-        for (owner, _, purpose), named in _streams._named.items():
-            if owner is backend and backend.stream_key(named) == key:
-                return f'the "{purpose}" stream of {device}'
+    for (owner, _, purpose), named in list(_streams._named.items()):
+        if owner is backend and backend.stream_key(named) == key:
+            return f'the "{purpose}" stream of {device}'
     return f"stream {key[2]} of {device}"
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from devstream import _files
 from devstream.exceptions import MissingExtraError
-from devstream.report.timeline import Span, lanes, overlap
+from devstream.report.timeline import Span, check_text, checked, lanes, overlap
 
 
 def check_available() -> None:
@@ -25,19 +25,24 @@ def write_picture(spans: Iterable[Span], path: str | Path, *, title: str = "") -
 
     Raises:
         MissingExtraError: matplotlib is not installed.
+        StreamTypeError: *spans* has something else than spans, or *title* is no text.
+        ValueError: the name of *path* doesn't end with ``.png``.
         OSError: the file can't be written.
     """
+    if Path(path).suffix.lower() != ".png":
+        raise ValueError(f"the picture is a PNG, so its name ends with .png, unlike {str(path)!r}")
     _files.write_bytes(Path(path), draw(spans, title=title))
 
 
 def draw(spans: Iterable[Span], *, title: str = "") -> bytes:
     """Return the picture as the bytes of a PNG; raises as `write_picture` does."""
+    check_text("write_picture(title=)", title)
+    spans = checked(spans)
     check_available()
     # Not pyplot: it keeps global state and may want a display.
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - only when a picture is drawn
     from matplotlib.figure import Figure  # noqa: PLC0415
 
-    spans = list(spans)
     rows = {lane: row for row, lane in enumerate(lanes(spans))}
     times = overlap(spans)
     figure = Figure(figsize=(12, 1.6 + 0.8 * max(len(rows), 1)), layout="constrained")

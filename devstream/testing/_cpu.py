@@ -15,12 +15,13 @@ from typing import Any
 
 import torch
 
-from devstream import _compat, _objects, _registry
+from devstream import _compat, _fork, _objects, _registry
 from devstream.backends.cpu import CpuBackend, CpuStream
 from devstream.exceptions import DeviceMismatchError
 from devstream.testing._deferred import Deferred
 
-_depth_lock = threading.Lock()
+_depth_lock = threading.RLock()
+_fork.renew(globals(), "_depth_lock")
 
 
 @contextmanager
@@ -66,9 +67,9 @@ def cpu(
     """
     backend = _registry.usable("cpu")
     assert isinstance(backend, CpuBackend)
-    before = backend.change(schedule=schedule, seed=seed, profile=profile, devices=devices)
     with ExitStack() as stack:
-        stack.callback(setattr, backend, "options", before)
+        stack.callback(setattr, backend, "options", backend.options)
+        backend.change(schedule=schedule, seed=seed, profile=profile, devices=devices)
         if schedule != "inline":
             stack.enter_context(Deferred(backend, schedule, seed))
         if strict:

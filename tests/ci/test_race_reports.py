@@ -38,7 +38,7 @@ def test_programs_of_other_pages_have_no_race(page, capsys):
     text = (ROOT / page).read_text()
     faulty = re.compile(r"```python\n[^`]*```\n+```text")
     for program in re.findall(r"```python\n(.*?)```", faulty.sub("", text), re.DOTALL):
-        if "racecheck(" in program or "schedule=" in program:
+        if "racecheck(" in program or "schedule=" in program or "import torch\n" not in program:
             continue
         with devstream.racecheck():
             exec(program, {"__name__": "example"})
