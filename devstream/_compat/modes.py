@@ -32,6 +32,15 @@ def no_function_modes() -> AbstractContextManager[None]:
     return torch._C.DisableTorchFunction()
 
 
+def compiled_runs_eagerly() -> AbstractContextManager[None]:
+    """Return a context in which compiled functions run eagerly, in the whole process.
+
+    Under a mode they would do so anyway, but for those with ``fullgraph=True``, which would raise.
+    """
+    stance: AbstractContextManager[None] = torch.compiler.set_stance("force_eager")
+    return stance
+
+
 def no_modes() -> AbstractContextManager[None]:
     """Return a context in which no mode of this thread, of whatever library, sees an operation."""
     return _disable_current_modes()
@@ -62,6 +71,7 @@ __all__ = [
     "TorchFunctionMode",
     "acts_for_itself",
     "below_autograd",
+    "compiled_runs_eagerly",
     "current_backward_node",
     "is_random",
     "next_node_number",

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Literal
 
 from devstream import _observe, _registry
-from devstream._compat import gpu_trace
+from devstream._compat import gpu_trace, modes
 from devstream.exceptions import RaceError, RaceWarning, warning
 from devstream.races.checker import Checker
 from devstream.races.model import Race
@@ -53,7 +53,8 @@ class racecheck(ContextDecorator):  # noqa: N801 - used like a function
     too. What is seen: this thread's operations and their backward passes, all verbs and methods of devstream in
     every thread, and on CUDA and ROCm the native calls as well. Not seen: operations of other threads, kernels
     that are no operation of torch (Triton's, other libraries'), what a replayed graph does, and on other devices
-    the native records and waits. A forked child isn't checked. Off, it costs nothing.
+    the native records and waits. Compiled functions run eagerly meanwhile. A forked child isn't checked. Off, it
+    costs nothing; on a GPU torch can't switch its trace off again, so after the first block empty hooks remain.
     """
 
     def __init__(self, *, on_race: OnRace = "raise", poison: bool = False) -> None:
@@ -82,6 +83,7 @@ class racecheck(ContextDecorator):  # noqa: N801 - used like a function
             if backend.device_type == "cuda" and gpu_trace.has_gpu_trace():
                 stack.callback(gpu_trace.GpuTrace(watch.listen_to(backend.device_type)).close)
             stack.callback(_observe.subscribe(watch).close)
+            stack.enter_context(modes.compiled_runs_eagerly())
             stack.enter_context(Escapes(watch))
             stack.enter_context(Operations(watch))
             self._stack = stack.pop_all()

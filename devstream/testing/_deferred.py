@@ -100,6 +100,8 @@ class Deferred:
         self._modes = (_Operations(self), _HostReads(self))
 
     def __enter__(self) -> Self:
+        self._stance = modes.compiled_runs_eagerly()
+        self._stance.__enter__()
         self._subscription = _observe.subscribe(self._notice)
         self._backend.deferred = self._launch
         for mode in self._modes:
@@ -111,6 +113,7 @@ class Deferred:
     ) -> None:
         for mode in reversed(self._modes):
             mode.__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
+        self._stance.__exit__(kind, error, trace)
         self._backend.deferred = None
         self._subscription.close()
         while self._queues.pending():

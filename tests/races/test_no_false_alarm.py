@@ -10,6 +10,7 @@ from torch import nn
 
 import devstream
 from devstream import overlap
+from devstream.testing import cpu
 
 KINDS = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 
@@ -301,3 +302,28 @@ def test_higher_order_operations_are_taken(races):
     found = torch.cond(torch.ones(()) > 0, lambda v: v.sin(), lambda v: v.cos(), (torch.ones(3),))
     assert found.tolist() == torch.ones(3).sin().tolist()
     assert races == []
+
+
+@pytest.mark.parametrize("backend", ["eager", "devstream"])
+def test_a_function_that_must_compile_whole_runs_eagerly_under_the_checker(device, backend):
+    model = TwoBranches().to(device)
+    step = torch.compile(lambda v: model(v).square().mean(), backend=backend, fullgraph=True)
+    with devstream.racecheck():
+        step(torch.randn(8, 16, device=device)).backward()
+    if device.type == "cpu":
+        with cpu(schedule="lazy"):
+            assert step(torch.randn(8, 16)).item() > 0
+
+
+def test_after_the_block_functions_compile_again(device):
+    runs = []
+
+    def backend(graph, inputs):
+        return lambda *args: runs.append(1) or graph.forward(*args)
+
+    compiled = torch.compile(lambda v: v * 2, backend=backend, fullgraph=True)
+    with devstream.racecheck():
+        compiled(torch.ones(8, device=device))
+    assert runs == []
+    compiled(torch.ones(8, device=device))
+    assert runs == [1]
