@@ -48,6 +48,9 @@ class Backward:
         """Note that nodes made by this thread from now on belong to *stream*."""
         here, number, lane = self._here, modes.next_node_number(), self._lanes.of_stream(stream)
         self._switching.add(threading.get_ident())
+        if here.caller is None and modes.current_backward_node() is not None:
+            # The first that is seen of a backward is a hook that chooses a stream.
+            here.caller = here.last = self._lanes.of_stream(previous)
         if here.before is None:
             here.before = self._lanes.of_stream(previous)
         if here.numbers and here.numbers[-1] == number:

@@ -150,6 +150,10 @@ class Checker:
             self._reuse(memory, lane, site)
         return memory
 
+    def knows(self, key: int) -> bool:
+        """Whether there is a storage with this ``_cdata``."""
+        return key in self._memories
+
     def memory_of(self, storage: torch.UntypedStorage) -> Memory | None:
         """Return what is known about *storage*."""
         return self._memories.get(storage._cdata)

@@ -24,6 +24,9 @@ from devstream.races.operations import Plan, Tensors, flat
 from devstream.races.order import HOST
 from devstream.races.sites import Site, here
 
+#: Functional collectives in flight that are remembered before those whose results are gone are looked for.
+_FUNCTIONAL_KEPT = 256
+
 Touched = list[tuple[torch.Tensor, bool]]
 
 
@@ -74,6 +77,8 @@ class Collectives:
         lane = self._own_lane(touched[0][0]) if touched else HOST
         flight = self._take_lane(lane) if functional or waitable else lane
         job = Work(self._order, flight, name, site)
+        if len(self._functional) > _FUNCTIONAL_KEPT:  # results that were dropped without a wait
+            self._functional = {key: one for key, one in self._functional.items() if self._checker.knows(key)}
         for tensor in made:
             self._checker.allocate(tensor.untyped_storage(), lane, site)
             self._functional[tensor.untyped_storage()._cdata] = flight

@@ -6,7 +6,7 @@ import linecache
 import sys
 import threading
 from pathlib import Path
-from types import CodeType, FrameType
+from types import FrameType
 from typing import NamedTuple
 
 import torch
@@ -40,20 +40,18 @@ class Site(NamedTuple):
 NOWHERE = Site("", 0, "")
 
 _PLAIN, _TORCHES, _OURS, _BACKENDS = range(4)
-_kinds: dict[CodeType, int] = {}
+_kinds: dict[str, int] = {}
 
 
-def _kind(code: CodeType) -> int:
-    name = code.co_filename
-    if name.startswith(_HOME):
-        kind = _BACKENDS if name.startswith(_HOME + "backends/") else _OURS
-        if name.startswith(_PROGRAMS):
+def _kind(file: str) -> int:
+    """Return whose a file of code is, and remember it."""
+    if file.startswith(_HOME):
+        kind = _BACKENDS if file.startswith(_HOME + "backends/") else _OURS
+        if file.startswith(_PROGRAMS):
             kind = _PLAIN
-    elif name.startswith((_TORCH, "<frozen")) or "/torch/_" in name:
-        kind = _TORCHES
     else:
-        kind = _PLAIN
-    _kinds[code] = kind
+        kind = _TORCHES if file.startswith((_TORCH, "<frozen")) else _PLAIN
+    _kinds[file] = kind
     return kind
 
 
@@ -73,9 +71,9 @@ def _first_plain(frame: FrameType | None) -> Site:
     kinds = _kinds
     while frame is not None:
         code = frame.f_code
-        kind = kinds.get(code)
+        kind = kinds.get(code.co_filename)
         if kind is None:
-            kind = _kind(code)
+            kind = _kind(code.co_filename)
         if kind == _PLAIN:
             return tuple.__new__(Site, (code.co_filename, frame.f_lineno, code.co_name))
         frame = frame.f_back
@@ -86,8 +84,9 @@ def inside_backend(depth: int = 1) -> bool:
     """Whether the innermost frame that isn't torch's belongs to a backend of ours, which reports by itself."""
     frame: FrameType | None = sys._getframe(depth)
     while frame is not None:
-        kind = _kinds.get(frame.f_code)
-        kind = _kind(frame.f_code) if kind is None else kind
+        file = frame.f_code.co_filename
+        kind = _kinds.get(file)
+        kind = _kind(file) if kind is None else kind
         if kind != _TORCHES and frame.f_globals.get("__name__", "").partition(".races")[0] != "devstream":
             return kind == _BACKENDS
         frame = frame.f_back

@@ -29,6 +29,7 @@ from devstream.races.collectives import issued_from_python
 from devstream.races.extents import Extent, extent
 from devstream.races.operations import Kind, Plan, Tensors, flat, plan
 from devstream.races.poison import poison
+from devstream.testing._call import Call
 from devstream.testing._queues import Queues, Task, Touch
 
 #: Methods by which the host gets at values without an operation; on a device each waits for the current stream.
@@ -56,6 +57,10 @@ _DEFERRED = {
         "alltoall_base_",
     )
 }
+
+
+#: Records are remembered until they are carried out; so many, before those that were are looked for.
+_MARKS_KEPT = 256
 
 
 class _Memory:
@@ -155,6 +160,8 @@ class Deferred:
         self._end_backward()
         match notice:
             case _observe.Record(event=event, stream=CpuStream() as stream):
+                if len(self._marks) > _MARKS_KEPT:  # each wait_stream makes an event
+                    self._marks = {key: mark for key, mark in self._marks.items() if not mark[1].done}
                 self._marks[id(event)] = (event, self._queues.add(self.of_stream(stream), None))
             case _observe.Wait(event=event, stream=CpuStream() as stream):
                 mark = self._marks.get(id(event))
@@ -229,7 +236,7 @@ class Deferred:
         reads, writes = _arguments(known, args, kwargs)
         lane = self._lane()
         if known.kind is Kind.COLLECTIVE and known.name in _DEFERRED and issued_from_python():
-            return self._collect(_Call(func, args, kwargs), lane, reads, writes)
+            return self._collect(Call(func, args, kwargs), lane, reads, writes)
         at_once = (
             known.host_waits
             or known.kind in (Kind.RECORD_STREAM, Kind.COLLECTIVE, Kind.WAIT_TENSOR)
@@ -239,7 +246,7 @@ class Deferred:
             # Also an empty out=, whose new shape is needed now.
             self._queues.demand(self._queues.tail(lane))
             return func(*args, **kwargs)
-        call = _Call(func, args, kwargs)
+        call = Call(func, args, kwargs)
         try:
             if writes:
                 return self._change(call, lane, reads, writes)
@@ -247,7 +254,7 @@ class Deferred:
         finally:
             self._queues.idle()
 
-    def _collect(self, call: _Call, lane: int, reads: Tensors, writes: Tensors) -> Any:
+    def _collect(self, call: Call, lane: int, reads: Tensors, writes: Tensors) -> Any:
         """Queue a collective beside all streams, and return a ``Work`` by which its caller waits for it."""
         given = call.given(0)
         tail = self._queues.tail(lane)
@@ -263,7 +270,7 @@ class Deferred:
         self._works.append(work)
         return (given, boxed)
 
-    def _change(self, call: _Call, lane: int, reads: Tensors, writes: Tensors) -> Any:
+    def _change(self, call: Call, lane: int, reads: Tensors, writes: Tensors) -> Any:
         """Queue an operation that changes arguments, and return those that it returns."""
         if call.state is not None:
             call.draw(writes)
@@ -271,7 +278,7 @@ class Deferred:
         count = len(call.func._schema.returns)
         return None if count == 0 else writes[0] if count == 1 else tuple(writes[:count])
 
-    def _make(self, call: _Call, lane: int, reads: Tensors, *, unwritten: bool) -> Any:
+    def _make(self, call: Call, lane: int, reads: Tensors, *, unwritten: bool) -> Any:
         """Queue an operation that makes new tensors, and return these, with no values yet."""
         try:
             result = call.once()
@@ -302,7 +309,7 @@ class Deferred:
             self._queue(lane, call, run, reads, made, targets)
         return result
 
-    def _now(self, call: _Call, lane: int) -> Any:
+    def _now(self, call: Call, lane: int) -> Any:
         """Run an operation that can't be deferred, with the random numbers that it would have drawn at first."""
         self._queues.demand(self._queues.tail(lane))
         return call.first()
@@ -310,7 +317,7 @@ class Deferred:
     def _queue(  # noqa: PLR0917 - all of one task
         self,
         lane: int,
-        call: _Call,
+        call: Call,
         run: Callable[[], Any],
         reads: Tensors,
         writes: Tensors,
@@ -382,71 +389,6 @@ class Deferred:
 
         where = Extent(0, memory.size_bytes, memory.size_bytes)
         self._queues.add(lane, self._unwatched(run), touches=[Touch(key, where, True)])
-
-
-class _Call:
-    """One operation with its arguments, to be run once for its shapes and once more for its values."""
-
-    def __init__(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.func, self._args, self._kwargs = func, args, kwargs
-        given = [one for one in (*args, *kwargs.values()) if isinstance(one, torch.Generator)]
-        self._generator = given[0] if given else torch.default_generator
-        #: The generator's state at the issue, where the operation draws random numbers.
-        self.state = self._generator.get_state() if modes.is_random(func) else None
-
-    def given(self, position: int) -> Any:
-        """Return the argument at *position*, as the caller gave it."""
-        return self._args[position]
-
-    def once(self) -> Any:
-        """Run it now."""
-        return self.func(*self._args, **self._kwargs)
-
-    def first(self) -> Any:
-        """Run it as if it had not run yet."""
-        if self.state is not None:
-            self._generator.set_state(self.state)
-        return self.once()
-
-    def draw(self, writes: Tensors) -> None:
-        """Draw its random numbers into nothing: what is drawn next must not depend on when this runs."""
-        known = {id(tensor) for tensor in writes}
-
-        def scratch(value: Any) -> Any:
-            return torch.empty_like(value) if id(value) in known else value
-
-        self.func(*map(scratch, self._args), **{name: scratch(value) for name, value in self._kwargs.items()})
-
-    def hold(self) -> Tensors:
-        """Keep the arguments in tensors of our own, and return these; what the program still holds is its own."""
-        held: Tensors = []
-
-        def own(value: Any) -> Any:
-            if isinstance(value, torch.Tensor):
-                held.append(value.detach())
-                return held[-1]
-            if isinstance(value, list | tuple):
-                return type(value)(own(one) for one in value)
-            return value
-
-        self._args = tuple(own(one) for one in self._args)
-        self._kwargs = {name: own(value) for name, value in self._kwargs.items()}
-        return held
-
-    def again(self) -> Any:
-        """Run it for its values, with the random numbers of its issue."""
-        if self.state is None:
-            return self.once()
-        now = self._generator.get_state()
-        self._generator.set_state(self.state)
-        try:
-            return self.once()
-        finally:
-            self._generator.set_state(now)
-
-    def drop(self) -> None:
-        """Let go of the arguments."""
-        self._args, self._kwargs = (), {}
 
 
 def _arguments(known: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensors, Tensors]:

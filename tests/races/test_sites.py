@@ -54,8 +54,12 @@ def test_programs_of_ours_have_lines_too():
         "backends/cpu.py": sites._BACKENDS,
         "races/watch.py": sites._OURS,
     }.items():
-        code = compile("1", str(home / name), "exec")
-        assert sites._kind(code) == kind, name
+        assert sites._kind(str(home / name)) == kind, name
+
+
+def test_a_user_s_folder_may_be_called_like_torch():
+    assert sites._kind("/home/me/torch/_work/train.py") == sites._PLAIN
+    assert sites._kind(torch.nn.__file__) == sites._TORCHES
 
 
 def test_an_unknown_site_says_so():
