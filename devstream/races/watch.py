@@ -154,7 +154,10 @@ class Watch:
         if self.spoils and unwritten:
             poison(tensor)
             unwritten = False
-        memory = self._checker.make(tensor, storage, work, written=not unwritten)
+        self._own(tensor, storage, self._checker.make(tensor, storage, work, written=not unwritten))
+
+    def _own(self, tensor: torch.Tensor, storage: torch.UntypedStorage, memory: Memory) -> None:
+        """Note what is needed to see the end of new memory, and to spoil it then."""
         if self.spoils:
             memory.device = tensor.device
         if self.traced and tensor.is_cuda and not memory.pointer:
@@ -198,7 +201,8 @@ class Watch:
         self._checker.bury()
         if new:
             lane = self.lanes.of_tensor(into)
-            self._checker.allocate(into.untyped_storage(), lane, here(3))
+            storage = into.untyped_storage()
+            self._own(into, storage, self._checker.allocate(storage, lane, here(3)))
         self._transfer(into, source, None, known.name, here(3), waits=waits)
 
     def _transfer(
