@@ -112,7 +112,7 @@ class Stream(torch.Stream):
 
     def query(self) -> bool:
         """Say whether all work issued to this stream is done."""
-        return self._backend.query_stream(self)
+        return _observe.answer(self, self._backend.query_stream(self))
 
     def synchronize(self) -> None:
         """Block the host until all work issued to this stream is done."""
@@ -324,7 +324,7 @@ class Event:
         """Say whether the last record has happened; True where there was none (see `recorded`)."""
         if _is_tracing():
             _tracing.refuse("Event.query()")
-        happened = self._backend.query_event(self.native)
+        happened = _observe.answer(self, self._backend.query_event(self.native))
         if happened:
             self._unseen = False
         return happened

@@ -24,6 +24,7 @@
        ├─ StreamInUseError
        ├─ ForkedProcessError
        ├─ IpcHandleError
+       ├─ RaceError
        └─ CaptureError
 
     DevstreamWarning                + UserWarning
@@ -31,6 +32,7 @@
     ├─ RecordStreamWarning
     ├─ BackendWarning
     ├─ BlockingCopyWarning
+    ├─ RaceWarning
     ├─ CacheWarning
     ├─ CompileWarning
     ├─ MissingWaitWarning
@@ -49,6 +51,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
+
+from devstream._warning_texts import WARNINGS
 
 
 class DevstreamError(Exception):
@@ -304,6 +308,18 @@ class IpcHandleError(StreamError):
         )
 
 
+class RaceError(StreamError):
+    """The race checker found races. Facts: *races* (a report each)."""
+
+    def __init__(self, *, races: Iterable[str]) -> None:
+        super().__init__(races=tuple(races))
+
+    def __str__(self) -> str:
+        count = len(self.races)
+        head = f"{count} race{'s' * (count != 1)} found; make the later work wait, as each report says"
+        return "\n\n".join([head, *self.races])
+
+
 class CaptureError(StreamError):
     """The call isn't allowed while its stream is captured into a graph. Facts: *operation*, *stream*."""
 
@@ -403,6 +419,10 @@ class BlockingCopyWarning(DevstreamWarning):
     """A copy between host and device blocks the host, because its host memory is pageable."""
 
 
+class RaceWarning(DevstreamWarning):
+    """The race checker found a race, under ``on_race="warn"``."""
+
+
 class CompileWarning(DevstreamWarning):
     """Stream code goes to a compiler that doesn't keep its order."""
 
@@ -421,34 +441,8 @@ class LatchDroppedWarning(DevstreamWarning):
 
 def warning(cls: type[DevstreamWarning], **facts: object) -> DevstreamWarning:
     """Return the warning of class *cls* with its sentence written from *facts*."""
-    return cls(_WARNINGS[cls].format(**facts))
+    return cls(WARNINGS[cls.__name__].format(**facts))
 
-
-_WARNINGS: dict[type[DevstreamWarning], str] = {
-    CompileWarning: (
-        "torch.compile's backend {compiler!r} does not keep the order of stream code: results may be wrong, or "
-        'nothing compiles. Use torch.compile(..., backend="devstream")'
-    ),
-    MissingWaitWarning: "in eager mode this code would race; compiled code has the wait: {wait}",
-    EventOverwrittenWarning: (
-        "{event} was recorded again before anyone waited for its last record; whoever should have waited for "
-        "that one now waits for the later one. Use one event per hand-over"
-    ),
-    RecordStreamWarning: (
-        "the tensor was allocated on {stream}, so record_stream changes nothing; record the stream that reads "
-        "it. (Was current_stream() called inside `with devstream.stream(...)`?)"
-    ),
-    BackendWarning: "backend {name!r}: {reason}",
-    BlockingCopyWarning: (
-        "the host side of a copy {direction} on backend {backend!r} is pageable, so this copy blocks the host: "
-        "{reason}. Said once"
-    ),
-    CacheWarning: "doing without the cached file {path}: {reason}",
-    LatchDroppedWarning: (
-        "a latch was dropped while it held {stream}, which goes on now; call its release(), or use "
-        "devstream.testing.latch in a with statement"
-    ),
-}
 
 __all__ = [
     "BackendConflictError",
@@ -477,6 +471,8 @@ __all__ = [
     "MissingWaitWarning",
     "OrderingError",
     "ProofError",
+    "RaceError",
+    "RaceWarning",
     "RecordStreamWarning",
     "StreamError",
     "StreamInUseError",

@@ -35,7 +35,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import platform
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -46,10 +45,11 @@ import torch
 
 from devstream import _compat, _objects, _observe
 from devstream._objects import Stream
-from devstream.abc import Backend, Capability, DeviceSpec
+from devstream.abc import Capability
 from devstream.backends._cpu_current import CurrentStreams, Threads
+from devstream.backends._cpu_facts import CpuFacts
 from devstream.backends._cpu_latch import CpuLatch
-from devstream.backends._cpu_options import CpuOptions
+from devstream.backends._cpu_options import CpuOptions, refuse_foreign
 from devstream.backends._cpu_queue import Point, Timeline, Worker, lost_at_fork
 from devstream.exceptions import DeviceMismatchError, StreamInUseError, StreamNotEnteredError, StreamTypeError
 
@@ -59,6 +59,8 @@ class CpuStream(Stream):
 
     tail: Point | None
     worker: Worker
+    granted_priority = 0
+    foreign = False  # another library's, under a profile
     #: Whether the parent of this forked process left work here that never ends now.
     lost: bool = False
 
@@ -133,7 +135,7 @@ class CpuEvent:
 cpu_timeline = Timeline()
 
 
-class CpuBackend(Backend[CpuStream, CpuEvent]):
+class CpuBackend(CpuFacts[CpuStream, CpuEvent]):
     """Streams and events of the CPU (see the module's docstring)."""
 
     name: ClassVar[str] = "cpu"
@@ -159,6 +161,8 @@ class CpuBackend(Backend[CpuStream, CpuEvent]):
         self._running: set[tuple[int, Point, weakref.ref[CpuStream]]] = set()
         #: The devices on which this forked process's parent left work of dropped streams, which never ends now.
         self._lost: set[int] = set()
+        #: Queues a task in place of `launch`; set by `devstream.testing.cpu` under another schedule than inline.
+        self.deferred: Callable[[Callable[[], None], CpuStream], None] | None = None
         #: Which stream made a storage; filled in by `devstream.testing.cpu(strict=True)`.
         self.owners: weakref.WeakKeyDictionary[torch.UntypedStorage, CpuStream] = weakref.WeakKeyDictionary()
         after_fork = weakref.WeakMethod(self._after_fork)
@@ -172,37 +176,14 @@ class CpuBackend(Backend[CpuStream, CpuEvent]):
         """Return the number of virtual devices."""
         return self.options.devices
 
-    def capabilities(self, index: int) -> Capability:
-        """Return what the CPU can do: no IPC, no graphs, no pinned memory, one priority."""
-        return (
-            Capability.TIMING
-            | Capability.BLOCKING_EVENTS
-            | Capability.SIDE_STREAMS
-            | Capability.NATIVE_HANDLE
-            | Capability.EXTERNAL_STREAMS
-            | Capability.RECORD_STREAM
-            | Capability.ASYNC_COPY
-            | Capability.PEER_ACCESS
-        )
-
-    def spec(self, index: int) -> DeviceSpec:
-        """Return what the CPU is."""
-        return DeviceSpec(
-            device=torch.device("cpu", index),
-            name=f"{platform.machine()} CPU, virtual device {index} of {self.options.devices}",
-            vendor="cpu",
-            arch=platform.machine(),
-            memory_bytes=_memory_bytes(),
-            runtime=f"Python {platform.python_version()}",
-            priority_range=self.priority_range(index),
-            hardware_queues=1,
-        )
-
     # -- streams -----------------------------------------------------------------------------------------
 
     def create_stream(self, index: int, *, priority: int = 0) -> CpuStream:
         """Return a new queue; unlike an accelerator's pool, never one that was handed out before."""
+        if Capability.SIDE_STREAMS not in self.profile.capabilities:
+            return self.default_stream(index)
         with self._lock:
+            self.profile.check_queues(1 + sum(1 for at, number in list(self._streams) if at == index and number))
             # A native stream may have brought an id that the counter had not reached.
             stream_id = next(i for i in self._ids if (index, i) not in self._streams)
             return self._make(index, stream_id, priority)
@@ -212,6 +193,7 @@ class CpuBackend(Backend[CpuStream, CpuEvent]):
             known = self._streams.get((index, stream_id))
             if known is None:
                 known = self._stream_class(self, index, stream_id, priority)
+                known.granted_priority = priority
                 self._streams[index, stream_id] = known
             return known
 
@@ -261,12 +243,9 @@ class CpuBackend(Backend[CpuStream, CpuEvent]):
         """Return the virtual device of *stream*."""
         return max(stream.device_index, 0)
 
-    def stream_priority(self, stream: CpuStream) -> int:
-        """Return 0: a CPU has one priority."""
-        return 0
-
     def native_handle(self, stream: CpuStream) -> int:
         """Return the stream's id, which is the CPU's handle: 0 is the default stream."""
+        self.profile.require(self, Capability.NATIVE_HANDLE, "native_handle")
         return stream.stream_id
 
     def adopt_stream(self, native: object) -> CpuStream:
@@ -294,8 +273,12 @@ class CpuBackend(Backend[CpuStream, CpuEvent]):
 
     def wrap_handle(self, handle: int, index: int, owner: object = None) -> CpuStream:
         """Return the live stream with this id."""
+        self.profile.require(self, Capability.EXTERNAL_STREAMS, "wrapping a native handle")
         stream = self.default_stream(index) if handle == 0 else self._streams.get((index, handle))
-        if stream is None:
+        if stream is None and self.profile.foreign_handles:
+            stream = self._make(index, handle)
+            stream.foreign = True
+        elif stream is None:
             raise ValueError(f"no live stream of cpu:{index} has the handle {handle}")
         return stream
 
@@ -373,11 +356,15 @@ class CpuBackend(Backend[CpuStream, CpuEvent]):
 
     def record_event(self, event: CpuEvent, stream: CpuStream) -> None:
         """Put a point at the end of *stream*."""
+        if stream.foreign:
+            raise refuse_foreign("recording an event on")
         event.index = self.stream_index(stream)
         event.point = cpu_timeline.after(queue=stream)
 
     def wait_event(self, stream: CpuStream, event: CpuEvent) -> None:
         """Put the event's present point before whatever *stream* does next."""
+        if stream.foreign:
+            raise refuse_foreign("waiting for an event on")
         point = event.point
         if point is None or (point.happened and point.error is None):
             return
@@ -409,6 +396,9 @@ class CpuBackend(Backend[CpuStream, CpuEvent]):
         Raises:
             StreamInUseError: another thread has it current, under `devstream.testing.strict`.
         """
+        if self.deferred is not None:
+            self.deferred(task, stream)
+            return
         index = self.stream_index(stream)
         if _objects.strict_depth:
             other = self._threads.who_chose(stream, index, beside=self.here.chosen)
@@ -450,6 +440,7 @@ class CpuBackend(Backend[CpuStream, CpuEvent]):
 
     def record_stream(self, tensor: torch.Tensor, stream: CpuStream) -> None:
         """Do nothing more: the CPU frees memory only when nobody refers to it, and a copy's thread does."""
+        self.profile.require(self, Capability.RECORD_STREAM, "record_stream")
 
     def allocation_stream(self, tensor: torch.Tensor) -> CpuStream | None:
         """Return the stream that made *tensor*, known under `devstream.testing.cpu(strict=True)`."""
@@ -485,10 +476,3 @@ class CpuBackend(Backend[CpuStream, CpuEvent]):
 
 def _open(gate: Point) -> None:
     cpu_timeline.open(gate)  # of now: a forked child has another
-
-
-def _memory_bytes() -> int:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, OSError, ValueError):  # a system that doesn't tell
-        return 0

@@ -221,12 +221,13 @@ def _keep(
     for tensor in tensors:
         if tensor.device.type != owner.device_type:
             held.append(tensor)
-        elif user is not None and Capability.RECORD_STREAM in owner.stream_capabilities(user):
-            owner.record_stream(tensor, user)
+        elif user is not None:
+            if Capability.RECORD_STREAM in owner.stream_capabilities(user):
+                owner.record_stream(tensor, user)
+            else:
+                held.append(tensor)
             if _observe.subscribers:
                 _observe.publish(_observe.RecordStream(tensor, user))
-        elif user is not None:
-            held.append(tensor)
     with _lock:
         entries, _kept[:] = [*_kept, (ready, tuple(held))] if held else _kept[:], []
     # Without the lock: a backend is asked, and with the last reference to a tensor its finalizers may copy.
@@ -243,7 +244,8 @@ def _keep(
 
 def _has_happened(event: Event) -> bool:
     try:
-        return event.query()
+        # Not Event.query: an observer would take it for the user's question.
+        return event._backend.query_event(event.native)
     except CaptureError:  # not to be asked now; a later copy will
         return False
 

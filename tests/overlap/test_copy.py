@@ -269,12 +269,15 @@ def test_a_device_for_a_stream_is_refused(device: torch.device) -> None:
 
 
 class Asked:
-    """An event that raises *error* when it is asked, or says *done*."""
+    """An event, and its backend, that raises *error* when it is asked, or says *done*."""
+
+    native = None
 
     def __init__(self, *, error: Exception | None = None, done: bool = False) -> None:
         self.error, self.done = error, done
+        self._backend = self
 
-    def query(self) -> bool:
+    def query_event(self, native: object) -> bool:
         if self.error is not None:
             raise self.error
         return self.done

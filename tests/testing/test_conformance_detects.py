@@ -281,6 +281,9 @@ class PriorityIsNotClamped(CpuBackend):
     def priority_range(self, index):
         return (0, -1)
 
+    def stream_priority(self, stream):
+        return 0
+
 
 class LateCopy(CpuBackend):
     """A copy runs on a thread that no event covers: pageable copies return early."""
