@@ -15,6 +15,8 @@
     │  ├─ WriteBackError
     │  ├─ ProofError
     │  └─ MissingWaitError
+    ├─ MeasurementError             + RuntimeError
+    ├─ DiagnosisError               + RuntimeError
     └─ StreamError                  + RuntimeError
        ├─ DeviceMismatchError       + ValueError
        ├─ EventNotRecordedError     + ValueError
@@ -52,7 +54,19 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
-from devstream._warning_texts import WARNINGS
+from devstream._warnings import (
+    BackendWarning,
+    BlockingCopyWarning,
+    CacheWarning,
+    CompileWarning,
+    DevstreamWarning,
+    EventOverwrittenWarning,
+    LatchDroppedWarning,
+    MissingWaitWarning,
+    RaceWarning,
+    RecordStreamWarning,
+    warning,
+)
 
 
 class DevstreamError(Exception):
@@ -396,53 +410,42 @@ class MissingWaitError(OrderingError):
         )
 
 
-# -- warnings --------------------------------------------------------------------------------------------
+# -- measuring -------------------------------------------------------------------------------------------
 
 
-class DevstreamWarning(UserWarning):
-    """Base of every warning of ours."""
+class MeasurementError(DevstreamError, RuntimeError):
+    """A device's ceilings could not be measured. Facts: *what*, *device*, *cause*."""
+
+    def __init__(self, *, what: str, device: str, cause: str) -> None:
+        super().__init__(what=what, device=device, cause=cause)
+
+    def __str__(self) -> str:
+        return (
+            f"measuring {self.device} failed at '{self.what}': {self.cause}. Nothing was kept; stop what else "
+            "runs on the device and uses its memory, and run the measurement again"
+        )
 
 
-class EventOverwrittenWarning(DevstreamWarning):
-    """Under strict: an event was recorded again before anyone had looked at its last record."""
+class DiagnosisError(DevstreamError, RuntimeError):
+    """The function under diagnosis raised. Facts: *function*, *phase*, *cause*, *line* (of the user's code)."""
+
+    def __init__(self, *, function: str, phase: str, cause: str, line: str) -> None:
+        super().__init__(function=function, phase=phase, cause=cause, line=line)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.function} raised {self.cause} at {self.line or 'an unknown line'}, {self.phase}; make it run "
+            "several times with the same arguments, and diagnose it then"
+        )
 
 
-class RecordStreamWarning(DevstreamWarning):
-    """``record_stream`` was told the stream that already owns the memory."""
+def _adopt(*classes: type[DevstreamWarning]) -> None:
+    """Say that *classes* live here, where users find them and their filters name them."""
+    for cls in classes:
+        cls.__module__ = __name__
 
 
-class BackendWarning(DevstreamWarning):
-    """A backend runs in a way that its user should know about."""
-
-
-class BlockingCopyWarning(DevstreamWarning):
-    """A copy between host and device blocks the host, because its host memory is pageable."""
-
-
-class RaceWarning(DevstreamWarning):
-    """The race checker found a race, under ``on_race="warn"``."""
-
-
-class CompileWarning(DevstreamWarning):
-    """Stream code goes to a compiler that doesn't keep its order."""
-
-
-class MissingWaitWarning(DevstreamWarning):
-    """Compiled code has a wait that its eager form lacks, and would race without."""
-
-
-class CacheWarning(DevstreamWarning):
-    """A cached file was damaged or foreign, and was ignored."""
-
-
-class LatchDroppedWarning(DevstreamWarning):
-    """A latch was dropped while it still held its stream."""
-
-
-def warning(cls: type[DevstreamWarning], **facts: object) -> DevstreamWarning:
-    """Return the warning of class *cls* with its sentence written from *facts*."""
-    return cls(WARNINGS[cls.__name__].format(**facts))
-
+_adopt(DevstreamWarning, *DevstreamWarning.__subclasses__())
 
 __all__ = [
     "BackendConflictError",
@@ -458,6 +461,7 @@ __all__ = [
     "DeviceMismatchError",
     "DevstreamError",
     "DevstreamWarning",
+    "DiagnosisError",
     "EventNotReadyError",
     "EventNotRecordedError",
     "EventOverwrittenWarning",
@@ -466,6 +470,7 @@ __all__ = [
     "GraphError",
     "IpcHandleError",
     "LatchDroppedWarning",
+    "MeasurementError",
     "MissingExtraError",
     "MissingWaitError",
     "MissingWaitWarning",

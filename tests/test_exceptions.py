@@ -42,6 +42,8 @@ EXAMPLES = [
         target="x", line="a.py:3", other="the record of event 1", other_line="a.py:5", advice="make a copy"
     ),
     exceptions.MissingWaitError(waits=["sin (a.py:3) on stream 1 does not wait for mm (a.py:2) on stream 0"]),
+    exceptions.MeasurementError(what="matmul float32", device="cuda:0", cause="out of memory"),
+    exceptions.DiagnosisError(function="step", phase="in a warm-up run", cause="ValueError: no", line="a.py:3"),
     exceptions.ProofError(program="forward", violations=["step 3 reads a before step 2 wrote it"]),
 ]
 ADVICE = re.compile(

@@ -115,7 +115,7 @@ def test_importing_devstream_imports_no_backend_no_feature_and_no_tool(bare_impo
         "devstream._streams",
         "devstream._trace_ops",
         "devstream._tracing",
-        "devstream._warning_texts",
+        "devstream._warnings",
         "devstream._unrecorded",
         "devstream.abc",
         "devstream.exceptions",

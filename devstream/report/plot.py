@@ -6,6 +6,7 @@ import importlib.util
 import io
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from devstream import _files
 from devstream.exceptions import MissingExtraError
@@ -43,11 +44,22 @@ def draw(spans: Iterable[Span], *, title: str = "") -> bytes:
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - only when a picture is drawn
     from matplotlib.figure import Figure  # noqa: PLC0415
 
-    rows = {lane: row for row, lane in enumerate(lanes(spans))}
-    times = overlap(spans)
-    figure = Figure(figsize=(12, 1.6 + 0.8 * max(len(rows), 1)), layout="constrained")
+    spans = list(spans)
+    figure = Figure(figsize=(12, 1.6 + 0.8 * max(len(lanes(spans)), 1)), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
+    draw_into(axes, spans)
+    axes.set_title(title)
+    content = io.BytesIO()
+    figure.savefig(content, format="png", dpi=110)
+    return content.getvalue()
+
+
+def draw_into(axes: Any, spans: Iterable[Span]) -> None:  # Any: matplotlib is imported late
+    """Draw *spans* into *axes* of matplotlib, a row a lane."""
+    spans = list(spans)
+    rows = {lane: row for row, lane in enumerate(lanes(spans))}
+    times = overlap(spans)
     first_ms = min((span.start_ms for span in spans), default=0.0)
     length_ms = max((span.end_ms for span in spans), default=1.0) - first_ms
     names = list(dict.fromkeys(span.name for span in spans))
@@ -66,10 +78,6 @@ def draw(spans: Iterable[Span], *, title: str = "") -> bytes:
     axes.set_yticks(list(rows.values()), labels)
     axes.invert_yaxis()
     axes.set_xlabel("ms")
-    axes.set_title(title)
-    content = io.BytesIO()
-    figure.savefig(content, format="png", dpi=110)
-    return content.getvalue()
 
 
 def _milliseconds(value: float) -> str:

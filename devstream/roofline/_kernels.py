@@ -1,0 +1,178 @@
+"""Measures what kernels reach: matmuls, attention, pointwise operations, norms, reads, writes, copies."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from devstream._streams import stream as switch
+from devstream._streams import synchronize
+from devstream.roofline._clock import Clock, curve_of
+from devstream.roofline._plan import Plan
+from devstream.roofline.curves import Curve, Tiling, best_tiling, tilings
+
+#: Multiply-adds an element of the kernel that measures the vector units: so many that memory is idle, and in
+#: chains side by side, since one after the other they would wait for each other.
+_CHAINS, _STEPS = 8, 32
+
+
+def matmuls(clock: Clock, plan: Plan, dtype: str, units: int) -> tuple[Curve, Tiling] | None:
+    """Return the curve and the tiling of matmuls of *dtype*; None where the device has none of that type."""
+    with _precision(dtype):
+        made = torch.float32 if dtype == "tf32" else getattr(torch, dtype)
+        largest = max(batch * max(m * k, k * n, m * n) for batch, m, n, k in plan.shapes)
+        try:
+            # Random: the power that a matmul takes, and so its clock, depends on the data.
+            one, two, out = (torch.randn(largest, device=clock.tensors).to(made) for _ in range(3))
+            torch.mm(one[:4].view(2, 2), two[:4].view(2, 2))
+        except (RuntimeError, NotImplementedError, TypeError):
+            return None  # what it raises is the answer: no such type here
+        works = []
+        for shape in sorted(plan.shapes, key=math.prod):
+            batch, m, n, k = shape
+            a, b = one[: batch * m * k].view(batch, m, k), two[: batch * k * n].view(batch, k, n)
+            works.append((shape, _multiply(a, b, out[: batch * m * n].view(batch, m, n))))
+        points = [
+            (float(math.prod(shape)) * (1 + 1e-9 * index), work) for index, (shape, work) in enumerate(works)
+        ]
+        found = clock.sweep(points, longest_s=plan.longest_s)
+    samples = [(shape, timed.seconds) for (shape, _), (_, timed) in zip(works, found, strict=False)]
+    spread = statistics.median(timed.spread for _, timed in found)
+    tiling = best_tiling(samples, tilings(units))
+    return Curve.measured([(tiling.work(shape), s) for shape, s in samples], spread=spread), tiling
+
+
+def _multiply(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> Callable[[], object]:
+    if a.shape[0] == 1:
+        x, y, z = a[0], b[0], c[0]
+        return lambda: torch.mm(x, y, out=z)
+    return lambda: torch.bmm(a, b, out=c)
+
+
+@contextmanager
+def _precision(dtype: str) -> Iterator[None]:
+    """Allow, or forbid, float32 matmuls to use TF32 meanwhile."""
+    if dtype not in ("tf32", "float32"):
+        yield
+        return
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def kernels(clock: Clock, plan: Plan, dtype: str) -> dict[str, Curve]:
+    """Return the curves of the kinds of memory-bound kernels, for elements of *dtype*."""
+    made: torch.dtype = getattr(torch, dtype)
+    size = torch.empty((), dtype=made).element_size()
+    points: dict[str, list[tuple[float, Callable[[], object]]]] = {}
+    for moved in plan.kernel_bytes:
+        for kind, amount, work in _works(clock, moved, made, size):
+            points.setdefault(kind, []).append((amount, work))
+    return {
+        f"{kind} {size}": curve_of(clock.sweep(works, longest_s=plan.longest_s)) for kind, works in points.items()
+    }
+
+
+def _works(
+    clock: Clock, moved: int, dtype: torch.dtype, size: int
+) -> Iterator[tuple[str, float, Callable[[], object]]]:
+    """Yield kind, bytes really moved and work of each kernel that moves about *moved* bytes."""
+    count = moved // size
+    third = count // 3  # two operands and a result
+    x, y, z = (torch.rand(third, device=clock.tensors).to(dtype) for _ in range(3))
+    yield "pointwise", 3.0 * third * size, lambda: torch.add(x, y, out=z)
+    yield "copy", 2.0 * third * size, lambda: z.copy_(x)
+    yield "write", 1.0 * third * size, lambda: z.fill_(1.0)
+    yield "read", 1.0 * third * size, lambda: torch.sum(x)
+    width = 1024
+    rows = third // width
+    if rows == 0:
+        return
+    matrix, gradient, weight = x[: rows * width].view(rows, width), y[: rows * width].view(rows, width), x[:width]
+    moved_once = 1.0 * rows * width * size
+    yield "norm", 2 * moved_once, lambda: torch.nn.functional.layer_norm(matrix, (width,), weight, weight)
+    yield "softmax", 2 * moved_once, lambda: torch.softmax(matrix, -1)
+    _, mean, deviation = torch.native_layer_norm(matrix, (width,), weight, weight, 1e-5)
+    backward = torch.ops.aten.native_layer_norm_backward
+    yield (
+        "norm_backward",
+        3 * moved_once,
+        lambda: backward(gradient, matrix, (width,), mean, deviation, weight, weight, [True, True, True]),
+    )
+
+
+def attention(clock: Clock, plan: Plan, dtype: str) -> dict[str, Curve]:
+    """Return the curves of attention, forward and backward, by head size and with or without a causal mask."""
+    made: torch.dtype = getattr(torch, dtype)
+    points: dict[str, list[tuple[float, Callable[[], object]]]] = {}
+    for head_dim, causal, sequence in itertools.product(plan.head_dims, (False, True), plan.sequences):
+        shape = (1, plan.attention_heads, sequence, head_dim)
+        q, k, v = (torch.randn(shape, device=clock.tensors).to(made).requires_grad_() for _ in range(3))
+        flops = 4.0 * plan.attention_heads * sequence * sequence * head_dim * (0.5 if causal else 1.0)
+        # The backward runs on the stream of its forward.
+        synchronize(clock.device)
+        with switch(clock.stream):
+            out = _attend(q, k, v, causal)
+        gradient = torch.ones_like(out)
+        key = f"{head_dim}{' causal' if causal else ''}"
+        points.setdefault(f"attention {dtype} forward {key}", []).append(
+            (flops, _no_grad(_attend, q, k, v, causal))
+        )
+        # The backward does five products of the size of which the forward does two.
+        points.setdefault(f"attention {dtype} backward {key}", []).append(
+            (2.5 * flops, _backward(out, (q, k, v), gradient))
+        )
+    # A backward is issued by autograd's engine, about ten times as slowly, so fewer of them are queued.
+    return {
+        key: curve_of(clock.sweep(works, longest_s=plan.longest_s, longest_loops=20))
+        for key, works in points.items()
+    }
+
+
+def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+
+def _no_grad(function: Callable[..., object], *args: object) -> Callable[[], object]:
+    def run() -> object:
+        with torch.no_grad():
+            return function(*args)
+
+    return run
+
+
+def _backward(out: torch.Tensor, inputs: tuple[torch.Tensor, ...], gradient: torch.Tensor) -> Callable[[], object]:
+    return lambda: torch.autograd.grad(out, inputs, gradient, retain_graph=True)
+
+
+def vector_rate(clock: Clock, dtype: str, count: int) -> float:
+    """Return FLOP/s outside of the matrix units: a chain of multiply-adds, compiled into one kernel.
+
+    Raises:
+        RuntimeError: nothing here compiles it (no Triton, no C++ compiler).
+    """
+
+    def chain(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        chains = [x + number for number in range(_CHAINS)]
+        for _ in range(_STEPS):
+            chains = [one * a + b for one in chains]
+        return sum(chains[1:], chains[0])
+
+    made: torch.dtype = getattr(torch, dtype)
+    # Tensors of one element, not numbers: a compiler could work a chain of constants out beforehand.
+    a, b = (torch.full((1,), value, dtype=made, device=clock.tensors) for value in (0.999, 1e-3))
+    x = torch.rand(count, device=clock.tensors).to(made)
+    compiled = torch.compile(chain, dynamic=False, fullgraph=True)
+    timed = clock.time(lambda: compiled(x, a, b))
+    return 2.0 * _CHAINS * (_STEPS + 1) * count / timed.seconds
+
+
+__all__ = ["attention", "kernels", "matmuls", "vector_rate"]

@@ -1,0 +1,130 @@
+"""What `measure` looks at: sizes, dtypes and how long each point may take. Plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from devstream.roofline.curves import Shape
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The sizes of a measurement.
+
+    Attributes:
+        point_s: about how long one point may take.
+        longest_s: a point whose single call takes longer ends its curve.
+        matmul_dtypes: dtypes of matmuls; ``"tf32"`` is float32 with its reduced precision allowed.
+        shapes: of matmuls.
+        kernel_bytes: that pointwise operations, norms, reads, writes and copies move.
+        kernel_dtypes: of those.
+        attention_dtypes, sequences, head_dims: of attention, with `attention_heads` heads in all.
+        attention_heads: batch times heads.
+        link_bytes: of copies to and from the host and between devices.
+        pinned_bytes: of the allocation of page-locked memory.
+        streams: numbers of streams that are tried at once.
+        collective_bytes: of the collectives.
+    """
+
+    point_s: float
+    longest_s: float
+    matmul_dtypes: tuple[str, ...]
+    shapes: tuple[Shape, ...]
+    kernel_bytes: tuple[int, ...]
+    kernel_dtypes: tuple[str, ...]
+    attention_dtypes: tuple[str, ...]
+    sequences: tuple[int, ...]
+    head_dims: tuple[int, ...]
+    attention_heads: int
+    link_bytes: tuple[int, ...]
+    pinned_bytes: int
+    streams: tuple[int, ...]
+    collective_bytes: tuple[int, ...]
+
+
+def _squares(*sides: int) -> tuple[Shape, ...]:
+    return tuple((1, side, side, side) for side in sides)
+
+
+#: Thin, deep and batched matmuls as models have them, so that the tiling isn't fitted to squares alone.
+_OTHER_SHAPES: tuple[Shape, ...] = (
+    (1, 8192, 1024, 1024),
+    (1, 16384, 1024, 4096),
+    (1, 16384, 4096, 1024),
+    (1, 32768, 768, 768),
+    (1, 2048, 8192, 2048),
+    (1, 2048, 2048, 16384),
+    (1, 768, 3072, 16384),
+    (1, 8192, 512, 8192),
+    (128, 512, 512, 64),
+    (128, 512, 64, 512),
+)
+
+ACCELERATOR = Plan(
+    point_s=0.02,
+    longest_s=0.06,
+    matmul_dtypes=("float64", "float32", "tf32", "bfloat16", "float16"),
+    shapes=(
+        *_squares(256, 384, 512, 640, 768, 1024, 1152, 1280, 1536, 1792, 2048),
+        *_squares(2304, 2560, 3072, 3584, 4096, 5120, 6144, 8192),
+        *_OTHER_SHAPES,
+    ),
+    kernel_bytes=tuple(3 << power for power in range(14, 31)),
+    kernel_dtypes=("float32", "bfloat16"),
+    attention_dtypes=("bfloat16", "float32"),
+    sequences=(128, 256, 512, 1024, 2048, 4096),
+    head_dims=(64, 128),
+    attention_heads=64,
+    link_bytes=tuple(1 << power for power in range(12, 29, 2)),
+    pinned_bytes=256 * MIB,
+    streams=(2, 4, 8, 16, 32, 64),
+    collective_bytes=(1 * KIB, 64 * KIB, 1 * MIB, 16 * MIB, 64 * MIB, 256 * MIB),
+)
+
+CPU = Plan(
+    point_s=0.04,
+    longest_s=0.25,
+    matmul_dtypes=("float64", "float32", "bfloat16"),
+    shapes=(
+        *_squares(32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536),
+        *((1, 2048, 256, 256), (1, 256, 256, 4096), (16, 128, 128, 64), (16, 128, 64, 128)),
+    ),
+    kernel_bytes=tuple(3 << power for power in range(12, 27)),
+    kernel_dtypes=("float32", "bfloat16"),
+    attention_dtypes=("float32",),
+    sequences=(64, 128, 256, 512),
+    head_dims=(64,),
+    attention_heads=8,
+    link_bytes=tuple(1 << power for power in range(12, 27, 2)),
+    pinned_bytes=0,
+    streams=(2,),
+    collective_bytes=(1 * KIB, 64 * KIB, 1 * MIB, 8 * MIB),
+)
+
+#: A second or so, for tests and for looking whether everything can be measured; the figures are worth little.
+QUICK = Plan(
+    point_s=0.002,
+    longest_s=0.02,
+    matmul_dtypes=("float32",),
+    shapes=_squares(64, 128, 192),
+    kernel_bytes=(48 * KIB, 192 * KIB, 768 * KIB),
+    kernel_dtypes=("float32",),
+    attention_dtypes=("float32",),
+    sequences=(64, 128),
+    head_dims=(64,),
+    attention_heads=2,
+    link_bytes=(4 * KIB, 64 * KIB, 1 * MIB),
+    pinned_bytes=1 * MIB,
+    streams=(2,),
+    collective_bytes=(1 * KIB, 64 * KIB),
+)
+
+
+def plan_for(device_type: str) -> Plan:
+    """Return the sizes for a device type."""
+    return CPU if device_type == "cpu" else ACCELERATOR
+
+
+__all__ = ["ACCELERATOR", "CPU", "QUICK", "Plan", "plan_for"]
