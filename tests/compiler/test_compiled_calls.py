@@ -313,3 +313,28 @@ def test_gradients_that_depend_on_no_tangent():
     compiled(program)(x).sum().backward()
     assert x.grad is not None
     assert x.grad.tolist() == [3.0] * 3
+
+
+def test_streams_of_two_virtual_devices_in_one_graph(launched):
+    there = devstream.Stream("cpu:1")
+    here = devstream.Stream("cpu:0")
+
+    def program(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        for side in (here, there):
+            side.wait_stream(devstream.current_stream("cpu:0"))
+        with devstream.stream(here):
+            a = torch.relu(x @ w)
+        there.wait_stream(here)
+        with devstream.stream(there):
+            b = torch.sin(a) @ w
+        devstream.current_stream("cpu:0").wait_stream(there)
+        return (b + x).sum()
+
+    wanted, got = leaves(), leaves()
+    program(*wanted).backward()
+    fast = compiled(program, missing_waits="error")
+    fast(*got).backward()
+    for one, other in zip(got, wanted, strict=True):
+        torch.testing.assert_close(one.grad, other.grad)
+    assert {here, there} <= set(launched)
+    assert devstream.current_stream("cpu:0") == devstream.default_stream("cpu:0")

@@ -208,3 +208,32 @@ def test_many_calls_leave_no_memory_behind():
     calls(20)
     before = calls(20)
     assert calls(1000) == before
+
+
+@pytest.mark.multi_gpu
+def test_two_devices_in_one_graph():
+    """The middle runs on the second device, under a stream of it; both ends on the first."""
+    there = devstream.Stream("cuda:1")
+
+    def function(x, w):
+        moved, weight = x.to("cuda:1"), w.to("cuda:1")
+        there.wait_stream(devstream.current_stream("cuda:1"))
+        with devstream.stream(there):
+            y = torch.relu(moved @ weight)
+        devstream.current_stream("cuda:1").wait_stream(there)
+        return (y.to("cuda:0") + x).sum()
+
+    def arguments():
+        torch.manual_seed(0)
+        return [(torch.randn(64, 64, device="cuda:0") / 8).requires_grad_() for _ in range(2)]
+
+    wanted = arguments()
+    function(*wanted).backward()
+    fast = compiled(function)
+    for _ in range(3):
+        got = arguments()
+        fast(*got).backward()
+        for one, other in zip(got, wanted, strict=True):
+            torch.testing.assert_close(one.grad, other.grad, rtol=1e-3, atol=1e-3)
+    assert devstream.current_stream("cuda:0") == devstream.default_stream("cuda:0")
+    assert devstream.current_stream("cuda:1") == devstream.default_stream("cuda:1")
