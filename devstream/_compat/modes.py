@@ -10,6 +10,20 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 
+class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves its hooks untyped
+    """A ``TorchDispatchMode`` without torch's guard against compiling it, which costs more than a small operation.
+
+    For use under `compiled_runs_eagerly` only: there nothing is compiled.
+    """
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Read at the definition of each subclass; a release that doesn't ask keeps its guard.
+        return False
+
+
 def current_backward_node() -> torch.autograd.graph.Node | None:
     """Return the node whose backward this thread runs, or None outside of a backward."""
     return torch._C._current_autograd_node()
@@ -67,6 +81,7 @@ def acts_for_itself(types: tuple[type, ...]) -> bool:
 
 
 __all__ = [
+    "DispatchMode",
     "TorchDispatchMode",
     "TorchFunctionMode",
     "acts_for_itself",

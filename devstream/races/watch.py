@@ -11,7 +11,7 @@ import torch
 
 from devstream import _observe
 from devstream._compat import gpu_trace, modes
-from devstream._compat.modes import TorchDispatchMode, TorchFunctionMode
+from devstream._compat.modes import DispatchMode, TorchFunctionMode
 from devstream._objects import Event, as_stream
 from devstream.races.backward import Backward
 from devstream.races.checker import Checker, Memory, Work
@@ -109,7 +109,10 @@ class Watch:
             flat(args[at] if at < count else kwargs.get(known.names[at]), writes)
         made: Tensors = []
         if known.results:
-            flat(result, made)
+            if type(result) is torch.Tensor:
+                made.append(result)
+            else:
+                flat(result, made)
         if not (reads or writes or made):
             return
         with modes.no_function_modes(), self._checker.lock:
@@ -120,11 +123,12 @@ class Watch:
         checker = self._checker
         if checker.dead:
             checker.bury()
-        works = _Works(self, known.name, here(4))
+        site = here(4)
         # One device is the rule, and asking each tensor for its lane would cost more than all the rest.
         first = (reads or writes or made)[0]
-        alone, work = first.get_device(), works.of(first)
-        own = set()
+        alone, work = first.get_device(), self._work(first, known.name, site)
+        others: dict[int, Work] = {}
+        own: set[int] = set()
         last: torch.Tensor | None = None
         for tensor in reads:
             if tensor is last or not _has_memory(tensor):
@@ -132,22 +136,36 @@ class Watch:
             last = tensor
             storage = tensor.untyped_storage()
             own.add(storage._cdata)
-            checker.touch(tensor, storage, work if tensor.get_device() == alone else works.of(tensor), write=False)
+            of = work if tensor.get_device() == alone else self._beside(others, tensor, work)
+            checker.touch(tensor, storage, of, write=False)
         for tensor in writes:
             if _has_memory(tensor):
                 storage = tensor.untyped_storage()
                 own.add(storage._cdata)
-                checker.touch(
-                    tensor, storage, work if tensor.get_device() == alone else works.of(tensor), write=True
-                )
+                of = work if tensor.get_device() == alone else self._beside(others, tensor, work)
+                checker.touch(tensor, storage, of, write=True)
         for tensor in made:
             if _has_memory(tensor):
                 storage = tensor.untyped_storage()
                 if storage._cdata not in own:  # else it is an argument's memory after all
-                    self._made(tensor, storage, work if tensor.get_device() == alone else works.of(tensor), known)
+                    of = work if tensor.get_device() == alone else self._beside(others, tensor, work)
+                    self._made(tensor, storage, of, known)
         if known.host_waits:
-            for lane in works.lanes():
-                self._order.wait_lane(HOST, lane)
+            for of in (work, *others.values()):
+                if of.lane != HOST:
+                    self._order.wait_lane(HOST, of.lane)
+
+    def _work(self, tensor: torch.Tensor, name: str, site: Site) -> Work:
+        by_autograd = modes.current_backward_node() is not None
+        return Work(self._order, self.lane(tensor), name, site, by_autograd=by_autograd)
+
+    def _beside(self, others: dict[int, Work], tensor: torch.Tensor, work: Work) -> Work:
+        """Return the part of an operation that is on another device than *work*."""
+        index = tensor.get_device()
+        found = others.get(index)
+        if found is None:
+            found = others[index] = self._work(tensor, work.name, work.site)
+        return found
 
     def _made(self, tensor: torch.Tensor, storage: torch.UntypedStorage, work: Work, known: Plan) -> None:
         unwritten = known.unwritten
@@ -232,7 +250,7 @@ class Watch:
             if not _has_memory(tensor):
                 return
             self._checker.bury()
-            work = _Works(self, name, here(3)).of(tensor)
+            work = self._work(tensor, name, here(3))
             self._touch_one(tensor, work, write=False)
             if waits:
                 self._order.wait_lane(HOST, work.lane)
@@ -316,38 +334,12 @@ class Watch:
         return number
 
 
-class _Works:
-    """The work of one operation, on each lane that it has a part on: one, but for copies between devices."""
-
-    __slots__ = ("_found", "_name", "_site", "_watch")
-
-    def __init__(self, watch: Watch, name: str, site: Site) -> None:
-        self._watch, self._name, self._site = watch, name, site
-        self._found: dict[int, Work] = {}
-
-    def of(self, tensor: torch.Tensor) -> Work:
-        """Return the work on *tensor*."""
-        index = tensor.get_device()  # -1 is the CPU
-        work = self._found.get(index)
-        if work is None:
-            lane, by_autograd = self._watch.lane(tensor), modes.current_backward_node() is not None
-            work = Work(self._watch._order, lane, self._name, self._site, by_autograd=by_autograd)
-            self._found[index] = work
-        return work
-
-    def lanes(self) -> list[int]:
-        """Return the lanes of devices."""
-        return [work.lane for work in self._found.values() if work.lane != HOST]
-
-
 def _has_memory(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided and not tensor.is_meta and not tensor.is_nested
 
 
-class Operations(TorchDispatchMode):
+class Operations(DispatchMode):
     """Shows a `Watch` this thread's operations, also those of its backward passes."""
-
-    supports_higher_order_operators = True
 
     def __init__(self, watch: Watch) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -21,7 +21,7 @@ import torch
 
 from devstream import _observe
 from devstream._compat import collectives, modes
-from devstream._compat.modes import TorchDispatchMode, TorchFunctionMode
+from devstream._compat.modes import DispatchMode, TorchFunctionMode
 from devstream.backends.cpu import CpuBackend, CpuStream
 from devstream.races.backward import Backward
 from devstream.races.checker import fits
@@ -409,9 +409,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     )
 
 
-class _Operations(TorchDispatchMode):
-    supports_higher_order_operators = True
-
+class _Operations(DispatchMode):
     def __init__(self, deferred: Deferred) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._deferred = deferred
