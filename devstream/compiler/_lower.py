@@ -312,8 +312,8 @@ class _Lowering:
         made = _tensors_of(node.meta.get("val"))
         device = _text(made[0].device) if made else None
         inputs = [one for one in map(_device, self._tensors(node)) if one != "cpu"]
-        # A copy between devices, or to the host, is its source's.
-        if inputs and (device in (None, "cpu") or self._kind(node, ()) is Kind.COPY):
+        # A copy to the host is its source's; one between devices its target's, whose memory it takes.
+        if inputs and device in (None, "cpu"):
             device = inputs[0]
         if device is None or device in ("cpu", self.queues.devices[mark.stream]):
             return mark.stream, mark

@@ -365,6 +365,12 @@ def _notes(plain: Profiled) -> tuple[str, ...]:
             "Compiled code ran. Its kernels are described by their names and the shapes of their operands; "
             "modules and lines are known for eager code only, and the actions are of the uncompiled code."
         )
+        dark = sum(work.seconds for work in plain.work if _fused.is_dark(work))
+        if dark > 0.2 * sum(work.seconds for work in plain.work):
+            notes.append(
+                "Of much of that time only the kernels' names are known, as of a replayed graph: classes are "
+                "guesses by name there. Diagnose the code without graphs to know more."
+            )
     return tuple(notes)
 
 

@@ -11,9 +11,15 @@ import math
 
 from devstream.roofline.formulas import Described
 from devstream.roofline.model import Counts
-from devstream.roofline.profiled import TYPES, HostOp, Work
+from devstream.roofline.profiled import COMPILED, TYPES, HostOp, Work
 
 _MATMULS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
+#: What vendors' libraries call their kernels.
+_LIBRARIES = {
+    "attention": ("flash", "fmha", "sdpa", "attention"),
+    "convolution": ("conv", "dgrad", "wgrad", "implicit_gemm"),
+    "matmul": ("gemm", "nvjet", "cutlass", "cublas", "xmma", "tensile", "cijk_"),
+}
 _ATTENTION = ("aten::_scaled_dot_product", "aten::_flash_attention", "aten::_efficient_attention")
 
 
@@ -35,7 +41,11 @@ def described(work: Work, *, tf32: bool = False) -> Described:
         return Described(
             "data movement", Counts("copy 4", read_bytes=work.size_bytes, write_bytes=work.size_bytes)
         )
+    lower = work.name.lower()
+    by_name = next((one for one, words in _LIBRARIES.items() if any(word in lower for word in words)), None)
     innermost = work.callers[-1] if work.callers else None
+    if by_name is not None and (innermost is None or not innermost.tensors):
+        return Described(by_name, Counts())
     moved = _bytes(innermost) if innermost is not None else 0.0
     operator_class, curve = _class_by_name(
         work.name if "_fused_" in work.name else innermost.name if innermost else ""
@@ -48,6 +58,14 @@ def described(work: Work, *, tf32: bool = False) -> Described:
 def is_made_by_compiler(work: Work) -> bool:
     """Say whether a compiler made this kernel."""
     return work.name.startswith(("triton_", "compiled")) or "cpp_fused" in work.name
+
+
+def is_dark(work: Work) -> bool:
+    """Say whether nothing tells what *work* does, but its name."""
+    what = described(work)
+    counts = what.counts
+    known = counts.flops or counts.memory_bytes or counts.link_bytes or what.operator_class == "collective"
+    return not known and work.name != COMPILED
 
 
 def _bytes(op: HostOp) -> float:
@@ -111,4 +129,4 @@ def _attention(op: HostOp) -> Described:
     )
 
 
-__all__ = ["described", "is_made_by_compiler"]
+__all__ = ["described", "is_dark", "is_made_by_compiler"]

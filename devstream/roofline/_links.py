@@ -33,16 +33,17 @@ def events(clock: Clock) -> tuple[float, float]:
 def streams_at_once(clock: Clock, plan: Plan) -> int:
     """Return how many streams' small kernels truly run at once.
 
-    Each stream gets one kernel that occupies one multiprocessor: a running sum along a long row, which today's
-    libraries do with one block a row. As many run at once as the time of all of them is shorter than in turn.
+    Each stream gets one kernel that occupies a multiprocessor or two: running sums along two long rows, which
+    torch does with one block of threads a row (one row alone it would spread over the device). As many run at
+    once as the time of all of them is shorter than in turn.
     """
     if Capability.SIDE_STREAMS not in clock.backend.capabilities(clock.index) or clock.inline:
         return 1
     length = 1 << 16
-    row = torch.zeros(1, length, device=clock.tensors)
-    while clock.wall(lambda: _cumulate([clock.stream], row)) < 4e-3 and length < 1 << 27:  # noqa: B023 - called at once
+    row = torch.zeros(2, length, device=clock.tensors)
+    while clock.wall(lambda: _cumulate([clock.stream], row)) < 4e-3 and length < 1 << 24:  # noqa: B023 - called at once
         length *= 4  # launching 64 of them must take no part of the time
-        row = torch.zeros(1, length, device=clock.tensors)
+        row = torch.zeros(2, length, device=clock.tensors)
     alone = clock.wall(lambda: _cumulate([clock.stream], row))
     best = 1.0
     for count in plan.streams:
@@ -139,9 +140,9 @@ def copy_slowdown(clock: Clock, plan: Plan, shape_side: int) -> float:
         matmuls()
 
     alone = clock.time(matmuls, longest_loops=1).seconds
-    if clock.inline or not pinned:
-        return max(1.0, clock.time(beside, longest_loops=1, queued=False).seconds / alone)
-    return max(1.0, clock.time(beside, longest_loops=1).seconds / alone)
+    together = clock.time(beside, longest_loops=1, queued=False).seconds
+    synchronize(clock.device)  # the last copies still read memory that is about to be given back
+    return max(1.0, together / alone)
 
 
 # -- other devices ---------------------------------------------------------------------------------------

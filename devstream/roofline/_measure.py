@@ -19,7 +19,7 @@ from devstream.abc import AnyBackend, Capability
 from devstream.exceptions import CacheWarning, DevstreamError, MeasurementError, warning
 from devstream.roofline import _kernels, _links
 from devstream.roofline._clock import Clock
-from devstream.roofline._plan import Plan, plan_for
+from devstream.roofline._plan import Plan, fitting, plan_for
 from devstream.roofline.ceilings import Ceilings
 from devstream.typing import DeviceArg
 
@@ -91,6 +91,7 @@ def _measure(
     backend: AnyBackend, index: int, versions: dict[str, str], plan: Plan, on_progress: OnProgress | None
 ) -> Ceilings:
     spec = backend.spec(index)
+    plan = fitting(plan, spec.memory_bytes)
     clock = Clock(backend, index, point_s=plan.point_s)
     units = _units(clock)
     result: _Found = {

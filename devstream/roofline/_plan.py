@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from devstream.roofline.curves import Shape
 
@@ -127,4 +127,23 @@ def plan_for(device_type: str) -> Plan:
     return CPU if device_type == "cpu" else ACCELERATOR
 
 
-__all__ = ["ACCELERATOR", "CPU", "QUICK", "Plan", "plan_for"]
+def fitting(plan: Plan, memory_bytes: float) -> Plan:
+    """Return *plan* without what a device of *memory_bytes* (0: unknown) has no room for, a few times over."""
+    if not memory_bytes:
+        return plan
+    room = memory_bytes / 16
+    return replace(
+        plan,
+        # Three tensors of 4 bytes an element, of the largest shape.
+        shapes=tuple(one for one in plan.shapes if 12 * max(_sides(one)) <= room) or plan.shapes[:1],
+        kernel_bytes=tuple(size for size in plan.kernel_bytes if size <= room) or plan.kernel_bytes[:1],
+        link_bytes=tuple(size for size in plan.link_bytes if size <= room) or plan.link_bytes[:1],
+    )
+
+
+def _sides(shape: Shape) -> tuple[int, int, int]:
+    batch, m, n, k = shape
+    return batch * m * k, batch * k * n, batch * m * n
+
+
+__all__ = ["ACCELERATOR", "CPU", "QUICK", "Plan", "fitting", "plan_for"]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import sys
 import sysconfig
+import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -106,6 +107,7 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's __
         self._storages: weakref.WeakKeyDictionary[torch.UntypedStorage, int] = weakref.WeakKeyDictionary()
         self._makers: dict[int, tuple[float, int]] = {}
         self._numbers = 0
+        self._thread = threading.get_ident()
         #: Whether a backward ran so far.
         self.saw_backward = False
         #: Whether the function ran it, and not we.
@@ -167,8 +169,11 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's __
         # A backward in Python (of a torch.autograd.Function) has a line of its own.
         line = user_line(in_backward=True) or line
         if self._modules.current():
-            # A forward inside of a backward: checkpointing computes it again, and its own backward comes next.
-            return (*self._placed(self._modules.current(), line), True)
+            # A forward inside of a backward: checkpointing computes it again. Nodes that it makes are numbered by
+            # their thread; those of an engine's own thread would be taken for others of the forward's.
+            if threading.get_ident() == self._thread:
+                self._placed(self._modules.current(), line)
+            return self._modules.current(), line, True
         return module, line, True
 
     def _placed(self, module: str, line: str) -> tuple[str, str]:

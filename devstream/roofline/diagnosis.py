@@ -9,7 +9,7 @@ from typing import Any
 from devstream.report.timeline import Span
 from devstream.roofline.ceilings import Ceilings
 from devstream.roofline.counting import Op
-from devstream.roofline.formulas import OPERATOR_CLASSES
+from devstream.roofline.formulas import CONTRACTIONS, OPERATOR_CLASSES
 from devstream.roofline.model import CLASSES, Counts, bound_of, ideal_times
 
 #: An operation and the seconds that it occupied the device.
@@ -225,6 +225,10 @@ def bound_of_op(op: Op, ceilings: Ceilings) -> str:
         return "link"
     if op.what.operator_class == "collective":
         return "communication"
+    counts = op.what.counts
+    if not (counts.flops or counts.memory_bytes):
+        # Nothing tells what it does (a kernel of a replayed graph, for instance) but its name.
+        return "compute" if op.what.operator_class in CONTRACTIONS else "memory"
     return bound_of(ideal_times(op.what.counts, ceilings))
 
 

@@ -108,6 +108,7 @@ _COPIES = frozenset(
     | {"scatter", "scatter_", "scatter_add", "scatter_add_", "scatter_reduce", "nll_loss_forward"}
     | {"nll_loss_backward", "nll_loss2d_forward", "nll_loss2d_backward", "as_strided_scatter", "slice_scatter"}
     | {"select_scatter", "unfold_backward", "_reshape_copy", "view_copy", "_foreach_copy_", "resize_"}
+    | {"_embedding_bag", "_embedding_bag_forward_only", "_embedding_bag_backward", "_embedding_bag_dense_backward"}
     | {"_local_scalar_dense", "masked_fill", "masked_fill_", "tril", "triu", "index_copy", "index_copy_"}
     | {
         "masked_select",
@@ -136,6 +137,11 @@ _ALLOCATIONS = frozenset(
         "requires_grad_",
         "_has_compatible_shallow_copy_type",
     }
+)
+#: Make a tensor of zeros, and put what they are given into a part of it.
+_TABLE_GRADIENTS = frozenset(
+    {"embedding_dense_backward", "_embedding_bag_backward", "_embedding_bag_dense_backward"}
+    | {"slice_backward", "select_backward", "unfold_backward"}
 )
 #: Write the whole of what they are given, without reading it.
 _OVERWRITES = frozenset({"copy_", "_foreach_copy_", "index_put_", "scatter_"}) | _FILLS
@@ -403,7 +409,18 @@ def _sparse_bytes(
     made = sum(nbytes(one) for one in outputs)
     if name in ("embedding", "index_select", "gather", "index", "take"):
         return made + sum(nbytes(one) for one in inputs[1:]), made  # the rows taken, and which
-    if name in ("embedding_dense_backward", "slice_backward", "select_backward", "unfold_backward"):
+    if name in ("_embedding_bag", "_embedding_bag_forward_only"):
+        table, picks = inputs[0], inputs[1]
+        row = nbytes(table[:1]) if table.shape[0] else 0.0
+        return picks.numel() * row + sum(nbytes(one) for one in inputs[1:]), made
+    if name in (
+        "embedding_dense_backward",
+        "_embedding_bag_backward",
+        "_embedding_bag_dense_backward",
+        "slice_backward",
+        "select_backward",
+        "unfold_backward",
+    ):
         taken = nbytes(inputs[0])
         return sum(nbytes(one) for one in inputs), made + taken  # zeros first, then what there is
     if name in ("nll_loss_forward", "nll_loss2d_forward"):

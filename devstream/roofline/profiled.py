@@ -1,8 +1,9 @@
 """A trace of torch's profiler as plain data: what occupied the device when, and which operation launched it. Pure.
 
 The trace is what ``torch.profiler.profile.export_chrome_trace`` writes: the profiler's public form, the same on
-all vendors. A kernel and the call that launched it carry one correlation number; the call lies, on its thread,
-inside the operations that made it, and inside a mark of ours where there was one.
+all vendors. A kernel carries the number of the operation that launched it; that one lies, on its thread, inside
+of others, and inside a mark of ours where there was one. Where no operation launched it, the call to the driver
+stands for it; its time is by another clock, which may be a little off.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ class HostOp:
         thread: that issued it.
         tensors: sizes and type (a key of `TYPES`) of each operand that is a tensor.
         backward: whether autograd's engine ran it.
+        number: the profiler's own, which the kernels that it launched carry too.
     """
 
     name: str
@@ -60,6 +62,7 @@ class HostOp:
     thread: object
     tensors: tuple[tuple[tuple[int, ...], str], ...] = ()
     backward: bool = False
+    number: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +153,9 @@ def _host_ops(events: Iterable[Mapping[str, Any]]) -> dict[object, list[HostOp]]
             if kind in TYPES and not any(isinstance(size, list) for size in sizes)
         )
         end = event["ts"] + event.get("dur", 0.0)
-        found[event["tid"]].append(HostOp(event["name"], event["ts"], end, event["tid"], tensors))
+        number = arguments.get("External id")
+        op = HostOp(event["name"], event["ts"], end, event["tid"], tensors, number=number)
+        found[event["tid"]].append(op)
     for ops in found.values():
         ops.sort(key=lambda op: (op.start_us, -op.end_us))
     return found
@@ -208,6 +213,9 @@ def _on_device(
         category = event.get("cat", "")
         if category.endswith(("_runtime", "_driver")) and "correlation" in event.get("args", {}):
             launches.setdefault(event["args"]["correlation"], (event["tid"], event["ts"]))
+    numbered = {
+        op.number: (op.thread, op.start_us) for ops in host.values() for op in ops if op.number is not None
+    }
     nesting = {thread: _Nesting(ops) for thread, ops in host.items()}
     found = []
     for event in events:
@@ -215,7 +223,8 @@ def _on_device(
         if category not in ("kernel", "gpu_memcpy", "gpu_memset"):
             continue
         arguments = event.get("args", {})
-        thread, moment = launches.get(arguments.get("correlation", -1), (None, 0.0))
+        launched = launches.get(arguments.get("correlation", -1), (None, 0.0))
+        thread, moment = numbered.get(arguments.get("External id"), launched)
         way, pinned = _way(event["name"]) if category == "gpu_memcpy" else ("", True)
         callers = nesting[thread].at(moment) if thread in nesting else ()
         found.append(

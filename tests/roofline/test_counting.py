@@ -335,3 +335,12 @@ def test_the_largest_block_that_was_made_is_known_with_its_maker():
 def test_every_class_is_one_that_tables_know(models):
     for model, x in models.values():
         assert {op.what.operator_class for op in count(model, x).ops} <= set(OPERATOR_CLASSES)
+
+
+def test_a_bag_of_look_ups_moves_the_rows_that_it_sums():
+    table = nn.EmbeddingBag(10_000, 16, mode="sum")
+    picks = torch.zeros(4, 8, dtype=torch.long)
+    with torch.no_grad():
+        bag = [op for op in count(table, picks).ops if "embedding_bag" in op.name]
+    assert sum(op.what.counts.read_bytes for op in bag) < 32 * 16 * 4 + 10 * 32 * 8
+    assert {op.what.operator_class for op in bag} == {"data movement"}

@@ -13,7 +13,7 @@ import torch
 from devstream import _files
 from devstream.exceptions import BackendError, CacheWarning, MeasurementError
 from devstream.roofline import Ceilings, _kernels, _links, _measure, cached, measure
-from devstream.roofline._plan import ACCELERATOR, CPU, QUICK, plan_for
+from devstream.roofline._plan import ACCELERATOR, CPU, QUICK, fitting, plan_for
 from devstream.roofline.model import Counts, predict_op
 
 
@@ -111,6 +111,16 @@ def test_progress_is_told_before_each_part_and_at_the_end(quick):
     assert [done for _, done, _ in told] == list(range(len(told)))
     assert told[-1] == ("done", len(told) - 1, len(told) - 1)
     assert told[0][0] == "launches and events"
+
+
+def test_a_small_device_is_measured_at_the_sizes_that_it_has_room_for():
+    small = fitting(ACCELERATOR, 4e9)
+    assert max(small.kernel_bytes) <= 4e9 / 16
+    assert max(small.link_bytes) <= 4e9 / 16
+    assert (1, 2048, 2048, 2048) in small.shapes
+    assert (1, 8192, 8192, 8192) not in small.shapes
+    assert fitting(ACCELERATOR, 141e9) == fitting(ACCELERATOR, 0) == ACCELERATOR
+    assert fitting(ACCELERATOR, 1).kernel_bytes
 
 
 def test_the_cpu_and_accelerators_have_sizes_of_their_own():

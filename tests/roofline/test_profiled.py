@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from devstream.roofline._fused import described, is_made_by_compiler
+from devstream.roofline._fused import described, is_dark, is_made_by_compiler
 from devstream.roofline.profiled import HostOp, Work, parse
 
 
@@ -102,6 +102,16 @@ def test_an_empty_trace_is_idle():
     assert found.busy_s == 0.0
 
 
+def test_a_kernel_belongs_to_the_operation_whose_number_it_carries_whatever_the_drivers_clock_says():
+    mark, after = event("user_annotation", "devstream::0", 0, 10), event("user_annotation", "devstream::1", 20, 10)
+    add = event("cpu_op", "aten::add", 5, 4, **{"External id": 77})
+    late = launch(1, 22)  # a clock that is off by 15
+    events = [mark, after, add, late, kernel("k", 40, 5, 1, **{"External id": 77})]
+    (work,) = parse({"traceEvents": events}, on_host=False).work
+    assert work.mark == 0
+    assert [one.name for one in work.callers] == ["aten::add"]
+
+
 # -- the CPU ---------------------------------------------------------------------------------------------
 
 CPU = {
@@ -192,6 +202,19 @@ def test_copies_over_the_link_have_their_direction_and_kind_of_memory():
     assert described(work(name="ncclDevKernel_AllReduce_Sum_f32_RING_LL")).operator_class == "collective"
 
 
+def test_kernels_of_a_replayed_graph_are_classed_by_their_names_alone():
+    for name, operator_class in (
+        ("nvjet_tst_128x256_64x4_1x2_h_bz_coopA_TNT", "matmul"),
+        ("Cijk_Alik_Bljk_BBS_BH_Bias_HAS_SAV_MT256x256x64", "matmul"),
+        ("void flash_fwd_kernel<...>", "attention"),
+        ("sm90_xmma_fprop_implicit_gemm_bf16", "convolution"),
+        ("triton_poi_fused_add_0", "pointwise"),
+    ):
+        assert described(work(name=name)).operator_class == operator_class, name
+
+
 def test_what_nothing_tells_counts_as_nothing():
+    assert is_dark(work(name="somebodys_kernel"))
+    assert not is_dark(work(host("aten::mul", ((8,), "float"))))
     what = described(work(name="somebodys_kernel"))
     assert what.counts.flops == what.counts.memory_bytes == 0
