@@ -11,6 +11,8 @@ devstream.current_stream().wait_event(done)
 """
 
 from importlib.metadata import version as _version
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import Any as _Any
 
 from devstream._streams import (
     Event,
@@ -32,6 +34,9 @@ from devstream._streams import (
 from devstream.abc import Capability, DeviceSpec
 from devstream.exceptions import DevstreamError, DevstreamWarning, UnsupportedError
 
+if _TYPE_CHECKING:
+    from devstream.races import racecheck as racecheck
+
 __version__ = _version("devstream")
 
 __all__ = [
@@ -50,6 +55,7 @@ __all__ = [
     "default_stream",
     "devices",
     "named_stream",
+    "racecheck",
     "record_stream",
     "recorded",
     "set_stream",
@@ -57,3 +63,13 @@ __all__ = [
     "synchronize",
     "wrap",
 ]
+
+
+def __getattr__(name: str) -> _Any:  # Any: whatever has the name
+    # A feature is imported when somebody asks for it: importing devstream stays cheap.
+    if name == "racecheck":
+        from devstream.races import racecheck  # noqa: PLC0415
+
+        globals()[name] = racecheck
+        return racecheck
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

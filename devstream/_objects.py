@@ -10,8 +10,6 @@ The constructors need the registry, which lies above this module, so it binds it
 
 from __future__ import annotations
 
-import logging
-import sys
 import warnings
 from collections.abc import Callable
 from typing import Any, ClassVar, NoReturn
@@ -21,9 +19,11 @@ from torch.compiler import is_dynamo_compiling as _is_tracing
 
 from devstream import _compat, _handles, _observe, _tracing
 from devstream._compat import dynamo
+from devstream._event_options import check_event_options
 from devstream._mismatch import describe, same_device
 from devstream._priority import clamp_priority
-from devstream.abc import AnyBackend, Capability, StreamArg
+from devstream._unrecorded import tell_unrecorded_wait
+from devstream.abc import AnyBackend, StreamArg
 from devstream.exceptions import (
     DeviceMismatchError,
     EventNotReadyError,
@@ -35,8 +35,6 @@ from devstream.exceptions import (
 )
 from devstream.typing import DeviceArg, PriorityArg
 
-_log = logging.getLogger("devstream")
-
 #: Above 0 while `devstream.testing.strict` is entered: what torch lets pass in silence is then an error.
 strict_depth = 0
 
@@ -46,8 +44,6 @@ _NO_PICKLE = (
     "no stream, since a queue can't leave its process; keep its purpose and call "
     "devstream.named_stream(purpose, device) after loading"
 )
-
-_unrecorded_waits_logged: set[tuple[str, int]] = set()
 
 _resolve: Callable[[DeviceArg], tuple[AnyBackend, int | None]]
 _owner: Callable[[object], AnyBackend]
@@ -116,7 +112,7 @@ class Stream(torch.Stream):
 
     def query(self) -> bool:
         """Say whether all work issued to this stream is done."""
-        return self._backend.query_stream(self)
+        return _observe.answer(self, self._backend.query_stream(self))
 
     def synchronize(self) -> None:
         """Block the host until all work issued to this stream is done."""
@@ -134,7 +130,7 @@ class Stream(torch.Stream):
         """The vendor's handle (``cudaStream_t``, ``hipStream_t``), which is not `stream_id`."""
         return self._backend.native_handle(self)
 
-    handle = _handles.handle
+    _compiled_handle = _handles.handle
 
     def __copy__(self) -> Stream:
         return self
@@ -164,6 +160,7 @@ def make_stream(backend: AnyBackend, index: int, priority: PriorityArg) -> Any: 
         made.requested_priority = priority
     else:
         _note_owner(made, backend)
+        dynamo.add_stream_classes((type(made),))
     return made
 
 
@@ -182,7 +179,8 @@ class Event:
     """A point in a stream's work, for other streams and the host to wait for.
 
     Args:
-        device: where it will be recorded; without an index, the first record decides.
+        device: where it will be recorded; without an index, the first record decides. Left out, it decides the
+            backend too.
         enable_timing: keep the time, for `elapsed_time`.
         blocking: `synchronize` sleeps instead of spinning, at the price of a later wake-up.
         interprocess: `ipc_handle` lets another process of this host wait for it. Excludes *enable_timing*.
@@ -211,6 +209,7 @@ class Event:
         "_interprocess",
         "_recorded",
         "_timing",
+        "_unbound",
         "_unseen",
         "native",
     )
@@ -230,6 +229,7 @@ class Event:
             raise StreamTypeError(operation="Event(device)", got=device, expected="a device, as stream.device is")
         backend, index = _resolve(device)
         self._setup(backend, index if device is not None else None, enable_timing, blocking, interprocess)
+        self._unbound = device is None and not interprocess  # another process may know an interprocess one already
 
     def _setup(  # noqa: PLR0917 - the constructor's own arguments, of which two callers pass all
         self,
@@ -241,20 +241,12 @@ class Event:
         native: object = None,
     ) -> None:
         if timing or blocking or interprocess:
-            has = backend.capabilities(index or 0)
-            if timing and Capability.TIMING not in has:
-                raise backend.lacks(Capability.TIMING, "Event(enable_timing=True), which elapsed_time needs,")
-            if blocking and Capability.BLOCKING_EVENTS not in has:
-                raise backend.lacks(Capability.BLOCKING_EVENTS, "Event(blocking=True)")
-            if interprocess and Capability.IPC_EVENTS not in has:
-                raise backend.lacks(Capability.IPC_EVENTS, "Event(interprocess=True)")
-        if interprocess and timing:
-            raise ValueError("an interprocess event keeps no time; give only one of interprocess, enable_timing")
+            check_event_options(backend, index or 0, timing, blocking, interprocess)
         self._cast_guard_1 = self._cast_guard_2 = _compat.CAST_GUARD  # see [Note: Why an event carries two guards]
         self._handle = None
         self._backend, self._index = backend, index
         self._timing, self._blocking, self._interprocess = timing, blocking, interprocess
-        self._recorded = self._unseen = False
+        self._recorded = self._unseen = self._unbound = False
         #: The backend's own event (``torch.Event`` or ``torch.cuda.Event`` on CUDA), for other libraries. Wait for
         #: it by its own ``wait(stream)`` only: ``torch.Stream.wait_event`` of a ``torch.cuda.Event`` waits for
         #: nothing.
@@ -269,6 +261,13 @@ class Event:
         event = cls.__new__(cls)
         event._setup(backend, index, False, False, False)
         return event
+
+    def _follow(self, backend: AnyBackend) -> None:
+        """Become an event of *backend*, if neither the user nor a record has said whose it is."""
+        if self._unbound:
+            handle = self._handle
+            self._setup(backend, None, self._timing, self._blocking, False)
+            self._handle, self._unbound = handle, True
 
     def _renew(self, index: int) -> Any:  # Any: the backend's own class
         """Take a fresh native event; who waits for the old record is bound to the old one."""
@@ -325,7 +324,7 @@ class Event:
         """Say whether the last record has happened; True where there was none (see `recorded`)."""
         if _is_tracing():
             _tracing.refuse("Event.query()")
-        happened = self._backend.query_event(self.native)
+        happened = _observe.answer(self, self._backend.query_event(self.native))
         if happened:
             self._unseen = False
         return happened
@@ -385,7 +384,7 @@ class Event:
             _tracing.refuse("Event.recorded")
         return self._recorded
 
-    handle = _handles.handle
+    _compiled_handle = _handles.handle
 
     @property
     def device(self) -> torch.device:
@@ -447,6 +446,8 @@ def record(event: Any, stream: Any, backend: AnyBackend | None = None) -> Any:  
     if event is None:
         event = Event._of(owner, index)
     if isinstance(event, Event):
+        if event._backend is not owner:
+            event._follow(owner)
         native = event.native
         same_device("record", event._backend, event._index, event, owner, index, stream)
         if strict_depth and event._unseen:
@@ -455,7 +456,7 @@ def record(event: Any, stream: Any, backend: AnyBackend | None = None) -> Any:  
             native = event._renew(index)
         owner.record_event(native, stream)
         event._recorded = event._unseen = True
-        event._index = index
+        event._index, event._unbound = index, False
     else:
         native = owner.adopt_event(event)
         same_device("record", owner, owner.event_index(native), event, owner, index, stream)
@@ -473,28 +474,16 @@ def wait(stream: Any, event: Any, backend: AnyBackend | None = None) -> None:  #
     else:
         owner, stream = as_stream(stream)
     if isinstance(event, Event):
-        native, was_recorded = event.native, event._recorded
         if event._backend is not owner:
+            event._follow(owner)
             same_device("wait", event._backend, None, event, owner, owner.stream_index(stream), stream)
+        native, was_recorded = event.native, event._recorded
         event._unseen = False
     else:
         native = owner.adopt_event(event)
         was_recorded = owner.is_recorded(native) is not False
     if not was_recorded:
-        _wait_without_record(event)
+        tell_unrecorded_wait(event, strict=strict_depth > 0)
     owner.wait_event(stream, native)
     if _observe.subscribers:
         _observe.publish(_observe.Wait(stream, event, was_recorded))
-
-
-def _wait_without_record(event: object) -> None:
-    if strict_depth:
-        raise EventNotRecordedError(operation="wait", event=event)
-    # Once a line: rings of buffers wait for their not yet recorded events on purpose, in every step.
-    frame = sys._getframe(2)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("devstream."):
-        frame = frame.f_back
-    site = (frame.f_code.co_filename, frame.f_lineno)
-    if site not in _unrecorded_waits_logged:
-        _unrecorded_waits_logged.add(site)
-        _log.warning("%s:%d waits for an event that was never recorded: %r orders nothing", *site, event)

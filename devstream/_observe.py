@@ -11,13 +11,14 @@ for native streams.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self, TypeAlias
 
 import torch
+
+from devstream import _fork
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,13 @@ class Synchronize:
 
 
 @dataclass(frozen=True, slots=True)
+class Happened:
+    """The host asked by ``query()`` whether *target*, a stream or an event, is done, and it was."""
+
+    target: Any
+
+
+@dataclass(frozen=True, slots=True)
 class Copy:
     """A copy from *source* to *destination* was issued to *stream*."""
 
@@ -63,7 +71,7 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class RecordStream:
-    """The allocator was told that *stream* uses *tensor*."""
+    """*tensor*'s memory isn't handed out before *stream* has passed: the allocator was told, or we hold it."""
 
     tensor: torch.Tensor
     stream: Any
@@ -79,21 +87,13 @@ class Access:
     operation: str
 
 
-Notice: TypeAlias = Record | Wait | Switch | Synchronize | Copy | RecordStream | Access
+Notice: TypeAlias = Record | Wait | Switch | Synchronize | Happened | Copy | RecordStream | Access
 Observer: TypeAlias = Callable[[Notice], None]
 
 #: Who listens now. A tuple, replaced whole: a verb that runs in another thread sees the old or the new one.
 subscribers: tuple[Observer, ...] = ()
-_lock = threading.Lock()
-
-
-def _after_fork() -> None:
-    # Another thread of the parent may have held it, and that thread doesn't exist in the child.
-    global _lock
-    _lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_after_fork)
+_lock = threading.RLock()
+_fork.renew(globals())
 
 
 class Subscription:
@@ -131,6 +131,13 @@ def subscribe(observer: Observer) -> Subscription:
     with _lock:
         subscribers = (*subscribers, observer)
     return Subscription(observer)
+
+
+def answer(target: object, done: bool) -> bool:
+    """Return *done*, the answer to ``target.query()``, and report a yes: the host knows as much as by blocking."""
+    if done and subscribers:
+        publish(Happened(target))
+    return done
 
 
 def publish(notice: Notice) -> None:

@@ -12,20 +12,29 @@ Selection, first match wins; the error says which step decided:
 3. the device's type: the first built-in that runs here, then the entry point of that name, then the generic
    ``accelerator`` backend if torch itself knows the type. Without a device, the type is torch's current
    accelerator, else ``cpu``.
+
+[Note: No lock is held while others' code runs]
+A plug-in's import, its constructor and its answers run without `_lock`. An import waits for the thread that
+is importing the same module, and if that module's top level asks for a backend, each would wait for the other for
+ever. So a backend is looked for without the lock, and noted under it unless the choice has changed meanwhile. Only
+whoever makes the same backend at the same time waits, to get the same one; but not in the middle of an import.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any, TypeVar
 
 import torch
 
-from devstream import _compat, _objects
+from devstream import _compat, _fork, _objects
 from devstream._compat import dynamo
 from devstream.abc import AnyBackend, Backend, EventLike, StreamLike
 from devstream.exceptions import (
@@ -35,9 +44,12 @@ from devstream.exceptions import (
     BackendNotFoundError,
     BackendUnavailableError,
     DeviceMismatchError,
+    ForkedProcessError,
     StreamTypeError,
 )
 from devstream.typing import DeviceArg, HasCudaStream
+
+R = TypeVar("R")
 
 GROUP = "devstream.backends"
 VARIABLE = "DEVSTREAM_BACKEND"
@@ -51,6 +63,8 @@ _BUILTINS: dict[str, tuple[str, str]] = {
 }
 
 _lock = threading.RLock()
+#: Held by who makes the backend of that name.
+_making: dict[str, threading.RLock] = {}
 _loaded: dict[str, AnyBackend] = {}
 _by_type: dict[str, AnyBackend] = {}
 _owners: dict[tuple[type, str], AnyBackend] = {}
@@ -59,6 +73,8 @@ _entry_points: dict[str, list[importlib.metadata.EntryPoint]] | None = None
 _chosen: str | None = None
 _chosen_is_read = False
 _default: AnyBackend | None = None
+#: How often the choice has changed; what was selected before the last change isn't noted any more.
+_changes = 0
 
 
 # -- names -----------------------------------------------------------------------------------------------
@@ -78,32 +94,76 @@ def load(name: str, *, decided_by: str = "name=") -> AnyBackend:
         BackendConflictError: two claim the name.
         BackendLoadError: it failed to import or to start.
     """
+    if not isinstance(name, str):
+        raise StreamTypeError(operation="a backend's name", got=name, expected="a str")
+    backend = _loaded.get(name)
+    if backend is not None:
+        return backend
+    maker = _maker(name, decided_by)
     with _lock:
+        making = _making.setdefault(name, threading.RLock())
+    # In an import, waiting may be for ever: see the note above. Then two are made, and the first is kept.
+    alone = making.acquire(blocking=not _is_importing())
+    try:
         backend = _loaded.get(name)
         if backend is None:
-            backend = _loaded[name] = _make(name, decided_by)
-        return backend
+            backend = _make(name, maker)
+            with _lock:
+                # Under the name may stand another factory by now: what this one made is for this caller only.
+                if maker.registered is _registered.get(name):
+                    backend = _loaded.setdefault(name, backend)
+        dynamo.add_stream_classes(_stream_classes(backend))
+    finally:
+        if alone:
+            making.release()
+    return backend
 
 
 def usable(name: str, *, decided_by: str = "name=") -> AnyBackend:
     """Return the backend called *name*, or raise `BackendUnavailableError` with its reason."""
     backend = load(name, decided_by=decided_by)
-    try:
-        reason = backend.unavailable_reason()
-    except (Exception, SystemExit) as error:  # as above: who asked is told whose code failed
-        reason = f"asking it raised {type(error).__name__}: {error}"
-        raise BackendUnavailableError(name=name, reason=reason) from error
+    reason = _answer(name, backend.unavailable_reason)
     if reason is not None:
         raise BackendUnavailableError(name=name, reason=reason)
     return backend
+
+
+def device_count(backend: AnyBackend) -> int:
+    """Return the number of devices of *backend*.
+
+    Raises:
+        BackendUnavailableError: it doesn't say, or says no number.
+    """
+    count = _answer(backend.name, backend.device_count)
+    if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+        raise BackendUnavailableError(name=backend.name, reason=f"it says that it has {count!r} devices")
+    return count
+
+
+def _answer(name: str, question: Callable[[], R]) -> R:
+    """Return what the backend called *name* answers; who asked is told whose code failed."""
+    try:
+        return question()
+    except ForkedProcessError:
+        raise
+    except (Exception, SystemExit) as error:  # as above
+        reason = f"its {getattr(question, '__name__', 'answer')}() raised {type(error).__name__}: {error}"
+        raise BackendUnavailableError(name=name, reason=reason) from error
 
 
 def register(name: str, factory: Callable[[], AnyBackend]) -> None:
     """Add a backend from code, for tests and notebooks; packages use an entry point.
 
     Raises:
+        StreamTypeError: *name* is no name, or *factory* can't be called.
         BackendConflictError: the name is taken.
     """
+    if not name or not isinstance(name, str):
+        raise StreamTypeError(operation="register(name)", got=name, expected="a non-empty str")
+    if not callable(factory):
+        raise StreamTypeError(
+            operation="register(factory)", got=factory, expected="a callable that makes a backend"
+        )
     with _lock:
         claim = f"{getattr(factory, '__module__', '?')}:{getattr(factory, '__qualname__', repr(factory))}"
         taken = _claims(name)
@@ -119,8 +179,8 @@ def unregister(name: str) -> None:
         BackendNotFoundError: nothing was registered under this name.
     """
     with _lock:
-        if name not in _registered:
-            raise BackendNotFoundError(wanted=name, known=sorted(_registered), decided_by="unregister")
+        if not isinstance(name, str) or name not in _registered:
+            raise BackendNotFoundError(wanted=str(name), known=sorted(_registered), decided_by="unregister")
         del _registered[name]
         gone = _loaded.pop(name, None)
         for key in [key for key, backend in _owners.items() if backend is gone]:
@@ -128,35 +188,62 @@ def unregister(name: str) -> None:
         _forget_choice()
 
 
-def _make(name: str, decided_by: str) -> AnyBackend:
+@dataclass(frozen=True, slots=True)
+class _Maker:
+    """What makes a backend: *factory*, of *distribution*; *where* it stands, in words."""
+
+    factory: Callable[[], object]
+    where: str
+    distribution: str
+    registered: tuple[Callable[[], AnyBackend], str] | None
+
+
+def _maker(name: str, decided_by: str) -> _Maker:
+    """Return what makes the backend called *name*, which imports it."""
     claims = _claims(name)
     if not claims:
         raise BackendNotFoundError(wanted=name, known=names(), decided_by=decided_by)
     if len(claims) > 1:
         raise BackendConflictError(name=name, first=claims[0], second=claims[1])
+    registered = _registered.get(name)
+    if registered is not None:
+        return _Maker(registered[0], claims[0], registered[1], registered)
     # Through an entry point of our own: no backend is loaded in a way that a plug-in's isn't.
-    where, distribution = claims[0], "devstream"
-    factory: Callable[[], object] | None = None
-    if name in _registered:
-        factory, distribution = _registered[name]
-    elif name in _BUILTINS:
-        point = importlib.metadata.EntryPoint(name, _BUILTINS[name][1], GROUP)
+    if name in _BUILTINS:
+        point, distribution = importlib.metadata.EntryPoint(name, _BUILTINS[name][1], GROUP), "devstream"
     else:
         point = _found_entry_points()[name][0]
         distribution = _distribution(point)
+    factory: Callable[[], object] = _run(point.load, name, distribution)
+    return _Maker(factory, claims[0], distribution, None)
+
+
+def _make(name: str, maker: _Maker) -> AnyBackend:
+    backend = _run(maker.factory, name, maker.distribution)
+    if not isinstance(backend, Backend):
+        cause = f"{maker.where} makes no devstream.abc.Backend but an object of {type(backend).__name__}"
+        raise BackendLoadError(name=name, distribution=maker.distribution, cause=cause)
+    return backend
+
+
+def _run(code: Callable[[], Any], name: str, distribution: str) -> Any:  # Any: a plug-in may return anything
     try:
-        backend = point.load()() if factory is None else factory()
+        return code()
     except BackendError:
         raise
     except (Exception, SystemExit) as error:  # a plug-in's code may raise anything; re-raised with its name
         cause = f"{type(error).__name__}: {error}"
         raise BackendLoadError(name=name, distribution=distribution, cause=cause) from error
-    if isinstance(backend, Backend):
-        dynamo.add_stream_classes(_stream_classes(backend))
-    else:
-        cause = f"{where} makes no devstream.abc.Backend but an object of {type(backend).__name__}"
-        raise BackendLoadError(name=name, distribution=distribution, cause=cause)
-    return backend
+
+
+def _is_importing() -> bool:
+    """Say whether this thread is in the middle of an import, so that another may be waiting for it."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _stream_classes(backend: AnyBackend) -> list[type]:
@@ -217,13 +304,17 @@ def resolve(device: DeviceArg = None) -> tuple[AnyBackend, int | None]:
         index = named
     else:
         raise StreamTypeError(operation="device=", got=device, expected="a torch.device, a str or an int")
-    count = backend.device_count()
+    count = device_count(backend)
     if not 0 <= index < count:
         raise DeviceMismatchError(
             operation=f"device {backend.device_type}:{index}",
             first=f"index {index} was asked for",
             second=f"backend {backend.name!r} has {count} device(s)",
-            advice=f"use an index from 0 to {count - 1}",
+            advice=(
+                f"use an index from 0 to {count - 1}"
+                if count
+                else "use another device; `python -m devstream info` lists what there is"
+            ),
         )
     return backend, index
 
@@ -249,22 +340,27 @@ def _parse(device: str | torch.device) -> torch.device:
 def default_backend() -> AnyBackend:
     """Return the backend of the default device; decided once (see the module's docstring)."""
     global _default
-    if _default is None:
+    found = _default
+    if found is None:
+        changes, name = _changes, _chosen_name()
+        if name is not None:
+            found = usable(name, decided_by=VARIABLE)
+        else:
+            found = for_type(_compat.default_accelerator_type() or "cpu")
         with _lock:
-            name = _chosen_name()
-            if name is not None:
-                _default = usable(name, decided_by=VARIABLE)
-            else:
-                _default = for_type(_compat.default_accelerator_type() or "cpu")
-    return _default
+            if changes == _changes:
+                _default = found
+    return found
 
 
 def for_type(device_type: str) -> AnyBackend:
     """Return the backend that serves *device_type*; decided once a type."""
     backend = _by_type.get(device_type)
     if backend is None:
+        changes, backend = _changes, _select(device_type)
         with _lock:
-            backend = _by_type[device_type] = _select(device_type)
+            if changes == _changes:
+                _by_type[device_type] = backend
     return backend
 
 
@@ -285,14 +381,23 @@ def _select(device_type: str) -> AnyBackend:
     for candidate, (kind, _) in _BUILTINS.items():
         if kind == device_type:
             backend = load(candidate, decided_by=f"device type {device_type!r}")
-            reason = backend.unavailable_reason() or backend.not_automatic_reason()
+            reason = _answer(candidate, backend.unavailable_reason) or _answer(
+                candidate, backend.not_automatic_reason
+            )
             if reason is None:
                 return backend
             tried.append((candidate, reason))
     if tried:
         raise BackendUnavailableError(name=tried[0][0], reason=tried[0][1])
     if device_type in _found_entry_points() or device_type in _registered:
-        return usable(device_type, decided_by=f"device type {device_type!r}")
+        found = usable(device_type, decided_by=f"device type {device_type!r}")
+        if found.device_type != device_type:
+            reason = (
+                f"it was found under the device type {device_type!r}, but its device_type is "
+                f"{found.device_type!r}; its authors must give one of the two the other's name"
+            )
+            raise BackendUnavailableError(name=device_type, reason=reason)
+        return found
     if device_type == _compat.default_accelerator_type():
         return usable("accelerator", decided_by=f"device type {device_type!r}")
     raise BackendNotFoundError(wanted=device_type, known=names(), decided_by=f"device type {device_type!r}")
@@ -307,7 +412,8 @@ def _chosen_name() -> str | None:
 
 
 def _forget_choice() -> None:
-    global _default
+    global _default, _changes
+    _changes += 1
     _default = None
     _by_type.clear()
 
@@ -316,12 +422,12 @@ def _forget_choice() -> None:
 def chosen(name: str) -> Iterator[AnyBackend]:
     """Choose the backend called *name* for this process inside the block, as ``DEVSTREAM_BACKEND`` would."""
     global _chosen, _chosen_is_read
-    with _lock:
-        before = (_chosen, _chosen_is_read)
-        backend = usable(name)
-        _chosen, _chosen_is_read = name, True
-        _forget_choice()
+    backend = usable(name)
+    before = (_chosen, _chosen_is_read)
     try:
+        with _lock:
+            _chosen, _chosen_is_read = name, True
+            _forget_choice()
         yield backend
     finally:
         with _lock:
@@ -366,10 +472,5 @@ def note_owner(item: Any, backend: AnyBackend) -> None:  # Any: a stream of a pl
 _objects.bind(resolve, owner, note_owner)
 
 
-def _after_fork() -> None:
-    # Another thread of the parent may have held it, and that thread doesn't exist in the child.
-    global _lock
-    _lock = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_after_fork)
+_fork.renew(globals())
+_fork.renew(globals(), "_making", dict)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import sys
-import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar, cast
@@ -16,7 +14,7 @@ from torch.compiler import is_dynamo_compiling as _is_tracing
 
 from devstream import _handles, _observe, _registry, _tracing
 from devstream._objects import Event, Stream, as_stream, create_stream, make_stream
-from devstream.abc import AnyBackend, Capability, DeviceSpec, StreamArg
+from devstream.abc import AnyBackend, Capability, DeviceSpec, StreamArg, restore_streams
 from devstream.exceptions import DeviceMismatchError, RecordStreamWarning, StreamTypeError, warning
 from devstream.typing import DeviceArg
 
@@ -24,7 +22,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _named: dict[tuple[AnyBackend, int, str], Any] = {}  # Any: a stream of any backend
-_named_lock = threading.RLock()  # re-entrant: a finalizer that the garbage collector runs may ask for a stream
 
 
 # -- current and default ---------------------------------------------------------------------------------
@@ -59,12 +56,24 @@ def _switched(backend: AnyBackend, s: Any) -> Iterator[Any]:  # Any: the backend
         _set(backend, s)  # inside, since an observer may raise after the switch
         yield s
     finally:
-        left = backend.current_stream(None)
         # Both: s may be on another device, whose own current stream must come back as well.
-        backend.set_stream(here)
-        backend.set_stream(previous)
+        notices = _restore([(backend, here), (backend, previous)])
+        if notices:
+            _observe.publish(_observe.Switch(previous, notices[0].previous))
+
+
+def _restore(before: Sequence[tuple[AnyBackend, Any]]) -> list[_observe.Switch]:  # Any: see _switched
+    """Make all of *before* current again, and return the notices of it where somebody listens."""
+    notices = []
+    try:
         if _observe.subscribers:
-            _observe.publish(_observe.Switch(previous, left))
+            last: dict[AnyBackend, Any] = {}
+            for backend, own in before:
+                notices.append(_observe.Switch(own, last.get(backend) or backend.current_stream(None)))
+                last[backend] = own
+    finally:
+        restore_streams(before)
+    return notices
 
 
 def _set(backend: AnyBackend, s: Any) -> None:  # Any: the backend's own class
@@ -133,10 +142,10 @@ def named_stream(purpose: str, device: DeviceArg = None) -> Any:  # Any: a Strea
     backend, index = _registry.resolve(device)
     index = backend.current_index() if index is None else index
     key = (backend, index, purpose)  # not its name: another backend may be registered under that one later
-    with _named_lock:
-        if key not in _named:
-            _named[key] = make_stream(backend, index, 0)
-        return _named[key]
+    if key not in _named:
+        # Without a lock, see the note in `_registry`: of two threads that come at once, the first one's is kept.
+        _named.setdefault(key, make_stream(backend, index, 0))
+    return _named[key]
 
 
 def carry_streams(function: Callable[P, R]) -> Callable[P, R]:
@@ -159,8 +168,8 @@ def carry_streams(function: Callable[P, R]) -> Callable[P, R]:
                 _set(backend, own)
             return function(*args, **kwargs)
         finally:
-            for backend, own in before:
-                _set(backend, own)
+            for notice in _restore(before):
+                _observe.publish(notice)
 
     return carried
 
@@ -169,7 +178,7 @@ def _all_current() -> list[tuple[AnyBackend, Any]]:  # Any: a stream of any back
     """Return this thread's current streams, on each device of each backend in use, in the order to set them."""
     found = []
     for backend in _registry.in_use():
-        found += [(backend, backend.current_stream(index)) for index in range(backend.device_count())]
+        found += [(backend, backend.current_stream(index)) for index in range(_registry.device_count(backend))]
         found.append((backend, backend.current_stream(None)))  # last, so that its device is the current one again
     return found
 
@@ -269,7 +278,7 @@ def devices() -> list[DeviceSpec]:
     cpu = _registry.for_type("cpu")
     if cpu is not found[0]:
         found.append(cpu)
-    return [backend.spec(index) for backend in found for index in range(backend.device_count())]
+    return [backend.spec(index) for backend in found for index in range(_registry.device_count(backend))]
 
 
 def backend(device: DeviceArg = None, *, name: str | None = None) -> AnyBackend:
@@ -286,15 +295,6 @@ def backend(device: DeviceArg = None, *, name: str | None = None) -> AnyBackend:
 
 
 _handles.bind(sys.modules[__name__])
-
-
-def _after_fork() -> None:
-    # Another thread of the parent may have held it, and that thread doesn't exist in the child.
-    global _named_lock
-    _named_lock = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_after_fork)
 
 
 __all__ = [

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from devstream import _handles
+from devstream import _fork, _handles
 
 NAMESPACE = "devstream"
 
@@ -31,7 +31,8 @@ _SCHEMAS = {
 }
 
 _library: Any = None  # Any: the methods of torch.library.Library are untyped
-_lock = threading.Lock()
+_lock = threading.RLock()
+_fork.renew(globals())
 
 
 def namespace() -> Any:  # Any: torch's class of operator namespaces is private

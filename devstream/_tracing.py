@@ -12,6 +12,7 @@ break, after which the frame runs in eager.
 from __future__ import annotations
 
 import threading
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn  # Any: Dynamo's variables, streams and events of every backend
@@ -20,7 +21,7 @@ import torch
 
 from devstream import _handles, _trace_ops
 from devstream._compat.dynamo import Traced, tell
-from devstream.exceptions import DevstreamError
+from devstream.exceptions import CompileWarning, DevstreamError, warning
 
 if TYPE_CHECKING:
     from devstream._compat.dynamo_variables import Trace
@@ -46,12 +47,24 @@ def _handle_of(self: Any) -> Any:
 
 def _event_handle(trace: Trace, event: Any) -> Any:
     if getattr(event, "source", None) is not None:
-        return trace.attribute(event, "handle")
+        return trace.attribute(event, "_compiled_handle")
     return trace.inline(_handle_of, event)
+
+
+_warned = False
+
+
+def _tell(trace: Trace) -> None:
+    """Warn, once in the process, that this graph goes to a compiler that doesn't keep the order."""
+    global _warned
+    if not _warned and trace.under_inductor:
+        _warned = True
+        warnings.warn(warning(CompileWarning, compiler="inductor"), stacklevel=2)
 
 
 def _slot(trace: Trace, stream: Any, operation: str) -> int:
     found = trace.slot(stream)
+    _tell(trace)
     if found is None:
         trace.refuse(
             operation,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import abc
 import enum
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar, runtime_checkable
 
@@ -118,12 +119,15 @@ class Backend(abc.ABC, Generic[StreamT, EventT]):
         context_reports: ``with s:`` over its streams reports the switch to the seam by itself.
         rerecord_overwrites: recording an event again before its last record has happened is defined; where it
             isn't, devstream takes a fresh native event for each record.
+        works_in_threads: a stream's compiled work is done by a thread of its own, so what it makes is there only
+            when that thread is done; `launch` hands work to it.
     """
 
     name: ClassVar[str]
     device_type: str
     context_reports: ClassVar[bool] = False
     rerecord_overwrites: ClassVar[bool] = True
+    works_in_threads: ClassVar[bool] = False
 
     # -- the twelve ------------------------------------------------------------------------------------
 
@@ -288,14 +292,27 @@ class Backend(abc.ABC, Generic[StreamT, EventT]):
         """Issue ``destination.copy_(source)`` to *stream*, without blocking the host where that is possible."""
         previous = self.current_stream(None)
         here = self.current_stream(self.stream_index(stream))
-        self.set_stream(stream)
         try:
+            self.set_stream(stream)  # inside: a signal's handler may raise after the switch
             with torch.no_grad():
                 destination.copy_(source, non_blocking=True)
         finally:
             # Both: *stream* may be on another device, whose own current stream must come back as well.
-            self.set_stream(here)
-            self.set_stream(previous)
+            restore_streams([(self, here), (self, previous)])
+
+    def launch(self, task: Callable[[], None], stream: StreamT) -> None:
+        """Let *task*, which issues or does work, be *stream*'s next.
+
+        By default it is run here, with *stream* current. Where `works_in_threads`, this returns at once, and what
+        *task* raises is raised by whoever waits for the stream.
+        """
+        previous = self.current_stream(None)
+        here = self.current_stream(self.stream_index(stream))
+        self.set_stream(stream)
+        try:
+            task()
+        finally:
+            restore_streams([(self, here), (self, previous)])
 
     def hold(self, stream: StreamT) -> Latch:
         """Keep work issued to *stream* from now on from happening until the returned latch is released."""
@@ -348,3 +365,20 @@ class Latch(Protocol):
 AnyBackend = Backend[Any, Any]  # Any: the registry and the verbs serve every pair of classes
 
 __all__ = ["AnyBackend", "Backend", "Capability", "DeviceSpec", "EventLike", "Latch", "StreamArg", "StreamLike"]
+
+
+def restore_streams(before: Sequence[tuple[AnyBackend, Any]]) -> None:  # Any: the backend's own class
+    """Make each stream of *before* current again, in this order, whatever raises meanwhile.
+
+    A signal's handler may raise between any two calls, and what one `Backend.set_stream` raises must not keep
+    another stream current.
+    """
+    (backend, stream), *others = before
+    try:
+        backend.set_stream(stream)
+    except BaseException:
+        backend.set_stream(stream)  # once more: it may have been interrupted on the way
+        raise
+    finally:
+        if others:
+            restore_streams(others)

@@ -13,7 +13,8 @@
     ├─ OrderingError                + RuntimeError
     │  ├─ GraphError                + ValueError
     │  ├─ WriteBackError
-    │  └─ ProofError
+    │  ├─ ProofError
+    │  └─ MissingWaitError
     ├─ MeasurementError             + RuntimeError
     ├─ DiagnosisError               + RuntimeError
     └─ StreamError                  + RuntimeError
@@ -22,8 +23,10 @@
        ├─ EventNotReadyError
        ├─ TimingDisabledError       + ValueError
        ├─ StreamNotEnteredError
+       ├─ StreamInUseError
        ├─ ForkedProcessError
        ├─ IpcHandleError
+       ├─ RaceError
        └─ CaptureError
 
     DevstreamWarning                + UserWarning
@@ -31,7 +34,11 @@
     ├─ RecordStreamWarning
     ├─ BackendWarning
     ├─ BlockingCopyWarning
-    └─ CacheWarning
+    ├─ RaceWarning
+    ├─ CacheWarning
+    ├─ CompileWarning
+    ├─ MissingWaitWarning
+    └─ LatchDroppedWarning
 
 A constructor takes facts, by keyword, and keeps them as attributes; ``__str__`` writes the sentence. That is
 why each class survives pickling, which ranks and worker processes rely on. Streams, events and tensors are
@@ -46,6 +53,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
+
+from devstream._warnings import (
+    BackendWarning,
+    BlockingCopyWarning,
+    CacheWarning,
+    CompileWarning,
+    DevstreamWarning,
+    EventOverwrittenWarning,
+    LatchDroppedWarning,
+    MissingWaitWarning,
+    RaceWarning,
+    RecordStreamWarning,
+    warning,
+)
 
 
 class DevstreamError(Exception):
@@ -92,7 +113,7 @@ class BackendNotFoundError(BackendError, LookupError):
     """
 
     def __init__(self, *, wanted: str, known: Iterable[str], decided_by: str) -> None:
-        super().__init__(wanted=wanted, known=tuple(known), decided_by=decided_by)
+        super().__init__(wanted=str(wanted), known=tuple(known), decided_by=decided_by)
 
     def __str__(self) -> str:
         near = [name for name in get_close_matches(self.wanted, self.known) if name != self.wanted]
@@ -261,6 +282,20 @@ class StreamNotEnteredError(StreamError):
         )
 
 
+class StreamInUseError(StreamError):
+    """Under strict: a copy on a stream of the CPU that another thread has current. Facts: *stream*, *thread*."""
+
+    def __init__(self, *, stream: object, thread: str) -> None:
+        super().__init__(stream=stream, thread=thread)
+
+    def __str__(self) -> str:
+        return (
+            f"a copy or a host function on {self.stream}, which is current in thread {self.thread!r}: the CPU "
+            "runs that thread's operations at once, so the two may run at the same time; use a stream of its own "
+            "for the copy, and order it by events"
+        )
+
+
 class ForkedProcessError(StreamError):
     """A forked child used a device that its parent had opened. Facts: *operation*, *device*."""
 
@@ -285,6 +320,18 @@ class IpcHandleError(StreamError):
             f"this handle could not be opened as an event on {self.device}: {self.cause}. A handle opens only in "
             "another process than its maker's, on the same host, and while the maker keeps its event alive"
         )
+
+
+class RaceError(StreamError):
+    """The race checker found races. Facts: *races* (a report each)."""
+
+    def __init__(self, *, races: Iterable[str]) -> None:
+        super().__init__(races=tuple(races))
+
+    def __str__(self) -> str:
+        count = len(self.races)
+        head = f"{count} race{'s' * (count != 1)} found; make the later work wait, as each report says"
+        return "\n\n".join([head, *self.races])
 
 
 class CaptureError(StreamError):
@@ -348,6 +395,21 @@ class ProofError(OrderingError):
         )
 
 
+class MissingWaitError(OrderingError):
+    """Eager mode would race, and the user asked to be stopped. Facts: *waits* (a sentence each)."""
+
+    def __init__(self, *, waits: Iterable[str]) -> None:
+        super().__init__(waits=tuple(waits))
+
+    def __str__(self) -> str:
+        shown = "; ".join(self.waits[:10])
+        more = f"; and {len(self.waits) - 10} more" if len(self.waits) > 10 else ""
+        return (
+            f"in eager mode this code would race: {shown}{more}. Make these waits, or take the option "
+            "missing_waits away: compiled code has them in any case"
+        )
+
+
 # -- measuring -------------------------------------------------------------------------------------------
 
 
@@ -377,54 +439,13 @@ class DiagnosisError(DevstreamError, RuntimeError):
         )
 
 
-# -- warnings --------------------------------------------------------------------------------------------
+def _adopt(*classes: type[DevstreamWarning]) -> None:
+    """Say that *classes* live here, where users find them and their filters name them."""
+    for cls in classes:
+        cls.__module__ = __name__
 
 
-class DevstreamWarning(UserWarning):
-    """Base of every warning of ours."""
-
-
-class EventOverwrittenWarning(DevstreamWarning):
-    """Under strict: an event was recorded again before anyone had looked at its last record."""
-
-
-class RecordStreamWarning(DevstreamWarning):
-    """``record_stream`` was told the stream that already owns the memory."""
-
-
-class BackendWarning(DevstreamWarning):
-    """A backend runs in a way that its user should know about."""
-
-
-class BlockingCopyWarning(DevstreamWarning):
-    """A copy between host and device blocks the host, because its host memory is pageable."""
-
-
-class CacheWarning(DevstreamWarning):
-    """A cached file was damaged or foreign, and was ignored."""
-
-
-def warning(cls: type[DevstreamWarning], **facts: object) -> DevstreamWarning:
-    """Return the warning of class *cls* with its sentence written from *facts*."""
-    return cls(_WARNINGS[cls].format(**facts))
-
-
-_WARNINGS: dict[type[DevstreamWarning], str] = {
-    EventOverwrittenWarning: (
-        "{event} was recorded again before anyone waited for its last record; whoever should have waited for "
-        "that one now waits for the later one. Use one event per hand-over"
-    ),
-    RecordStreamWarning: (
-        "the tensor was allocated on {stream}, so record_stream changes nothing; record the stream that reads "
-        "it. (Was current_stream() called inside `with devstream.stream(...)`?)"
-    ),
-    BackendWarning: "backend {name!r}: {reason}",
-    BlockingCopyWarning: (
-        "the host side of a copy {direction} on backend {backend!r} is pageable, so this copy blocks the host: "
-        "{reason}. Said once"
-    ),
-    CacheWarning: "doing without the cached file {path}: {reason}",
-}
+_adopt(DevstreamWarning, *DevstreamWarning.__subclasses__())
 
 __all__ = [
     "BackendConflictError",
@@ -436,6 +457,7 @@ __all__ = [
     "BlockingCopyWarning",
     "CacheWarning",
     "CaptureError",
+    "CompileWarning",
     "DeviceMismatchError",
     "DevstreamError",
     "DevstreamWarning",
@@ -447,12 +469,18 @@ __all__ = [
     "ForkedProcessError",
     "GraphError",
     "IpcHandleError",
+    "LatchDroppedWarning",
     "MeasurementError",
     "MissingExtraError",
+    "MissingWaitError",
+    "MissingWaitWarning",
     "OrderingError",
     "ProofError",
+    "RaceError",
+    "RaceWarning",
     "RecordStreamWarning",
     "StreamError",
+    "StreamInUseError",
     "StreamNotEnteredError",
     "StreamTypeError",
     "TimingDisabledError",

@@ -32,13 +32,16 @@ EXAMPLES = [
     exceptions.EventNotReadyError(event="<event 5>"),
     exceptions.TimingDisabledError(event="<event 6>"),
     exceptions.StreamNotEnteredError(stream="<stream 8>", thread="loader-1"),
+    exceptions.StreamInUseError(stream="<stream 8>", thread="loader-1"),
     exceptions.ForkedProcessError(operation="current_stream", device="cuda:0"),
     exceptions.IpcHandleError(device="cuda:0", cause="invalid context"),
+    exceptions.RaceError(races=["read before write: record an event after a.py:3", "two writers at a.py:5"]),
     exceptions.CaptureError(operation="synchronize", stream="<stream 9>"),
     exceptions.GraphError(graph="forward", problem="value 'a' is listed twice"),
     exceptions.WriteBackError(
         target="x", line="a.py:3", other="the record of event 1", other_line="a.py:5", advice="make a copy"
     ),
+    exceptions.MissingWaitError(waits=["sin (a.py:3) on stream 1 does not wait for mm (a.py:2) on stream 0"]),
     exceptions.MeasurementError(what="matmul float32", device="cuda:0", cause="out of memory"),
     exceptions.DiagnosisError(function="step", phase="in a warm-up run", cause="ValueError: no", line="a.py:3"),
     exceptions.ProofError(program="forward", violations=["step 3 reads a before step 2 wrote it"]),
@@ -116,7 +119,8 @@ def test_a_message_holds_every_fact_and_says_what_to_do(error):
         for part in value if isinstance(value, tuple) else (value,):
             assert str(part) in text
     assert ADVICE.search(text)
-    assert "\n" not in text
+    # A report of races is a page, not a sentence.
+    assert "\n" not in text or isinstance(error, exceptions.RaceError)
 
 
 def test_an_error_about_a_stream_keeps_only_text_of_it():
@@ -150,7 +154,10 @@ def test_a_near_miss_is_offered_and_a_name_is_never_offered_for_itself():
             ["allocated on <stream 3>", "the stream that reads"],
         ),
         (exceptions.BackendWarning, {"name": "rocm", "reason": "4 queues"}, ["'rocm'", "4 queues"]),
+        (exceptions.CompileWarning, {"compiler": "inductor"}, ["'inductor'", 'backend="devstream"']),
+        (exceptions.MissingWaitWarning, {"wait": "sin does not wait for mm"}, ["would race", "sin does not wait"]),
         (exceptions.CacheWarning, {"path": "a/b.json", "reason": "damaged"}, ["a/b.json", "damaged"]),
+        (exceptions.LatchDroppedWarning, {"stream": "<stream 5>"}, ["<stream 5>", "release()"]),
     ],
 )
 def test_a_warning_is_written_from_its_facts_and_survives_pickling(cls, facts, words):

@@ -13,6 +13,7 @@ import pytest
 
 from devstream import _registry
 from devstream.__main__ import main
+from devstream.backends.cpu import CpuBackend
 from devstream.cli import _demo as demo_command
 from devstream.demo import compare
 from devstream.exceptions import CacheWarning
@@ -27,7 +28,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "here"
 
 
-TINY = ["demo", "--device", "cpu", "--size", "tiny"]
+TINY = ["demo", "--device", "cpu", "--size", "tiny", "--no-compiled"]
 
 
 # -- both ------------------------------------------------------------------------------------------------
@@ -64,6 +65,9 @@ def test_help_is_no_error(argv: list[str], capsys: pytest.CaptureFixture[str]) -
         ([*TINY, "--picture", "."], "name ends with .png"),
         ([*TINY, "--picture", "x.jpg"], "name ends with .png"),
         ([*TINY, "--json", "."], "is a folder"),
+        ([*TINY, "--json", "x.png", "--picture", "x.png"], "both name"),
+        ([*TINY, "--json", "./x.png", "--picture", "x.png"], "both name"),
+        ([*TINY, "--json", "devstream-demo.png"], "both name"),
         ([*TINY, "--json", "no/such/folder/x.json"], "there is no folder"),
     ],
 )
@@ -170,13 +174,40 @@ def test_the_second_run_shows_the_first_ones_rate(capsys: pytest.CaptureFixture[
     assert f"{rate:,.0f}" in capsys.readouterr().out
 
 
+def test_a_machine_that_cannot_compile_says_so_and_does_the_rest(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*args: object) -> None:
+        raise RuntimeError("no C++ compiler found\nand more")
+
+    monkeypatch.setattr("devstream.demo.train.Training._forward", fails)
+    main([one for one in TINY if one != "--no-compiled"] + ["--steps", "16", "--json", "-"])
+    document = json.loads(capsys.readouterr().out)
+    assert document["not_compiled"] == "RuntimeError: no C++ compiler found"
+    assert [column["name"] for column in document["columns"]] == ["without side streams", "with side streams"]
+
+
+def test_fewer_steps_shorten_the_comparison_too(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["demo", "--device", "cpu", "--size", "tiny", "--steps", "13", "--json", "-", "--no-compiled"])
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["compared_steps"] == 2
+    assert "12 of 12" in shown.err
+
+
+def test_a_run_of_other_steps_is_no_previous_run(capsys: pytest.CaptureFixture[str]) -> None:
+    main([*TINY, "--steps", "8"])
+    capsys.readouterr()
+    main([*TINY, "--steps", "9"])
+    assert "none yet" in capsys.readouterr().out
+
+
 def test_a_run_that_did_not_train_is_code_1_and_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*TINY, "--steps", "1"]) == 1
     assert "the evaluation loss fell by" in capsys.readouterr().err
 
 
 def test_the_second_virtual_device_of_the_cpu_trains_too(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["demo", "--device", "cpu:1", "--size", "tiny", "--steps", "4", "--json", "-"])
+    main(["demo", "--device", "cpu:1", "--size", "tiny", "--steps", "4", "--json", "-", "--no-compiled"])
     assert json.loads(capsys.readouterr().out)["device"] == "cpu:1"
 
 
@@ -251,3 +282,59 @@ def test_a_cache_with_impossible_rates_is_ignored_with_one_warning(home: Path) -
         main([*TINY, "--steps", "2", "--json", str(home / "out.json")])
     assert (home / "out.json").is_file()
     assert "NaN" not in cache.read_text()
+
+
+def shell(command: str) -> subprocess.CompletedProcess[str]:
+    """Run the command line *command*, in which DEVSTREAM stands for ours."""
+    line = command.replace("DEVSTREAM", f"'{sys.executable}' -m devstream")
+    return subprocess.run(line, shell=True, executable="/bin/bash", capture_output=True, text=True, check=False)
+
+
+FEW = "demo --device cpu --size tiny --steps 2 --json out.json"
+
+
+@pytest.mark.parametrize("arguments", ["info", "info --json", FEW])
+def test_a_closed_standard_output_is_one_line_and_code_2(arguments: str, home: Path) -> None:
+    done = shell(f"DEVSTREAM {arguments} >&-")
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.endswith(": standard output is closed, so the result has nowhere to go")
+    assert list(home.iterdir()) == []
+
+
+@pytest.mark.parametrize("arguments", ["info", FEW])
+def test_a_closed_standard_error_changes_nothing_else(arguments: str, home: Path) -> None:
+    done = shell(f"DEVSTREAM {arguments} 2>&- <&-")
+    assert done.returncode in {0, 1}  # 1: so few steps don't train
+    assert "cpu:0" in done.stdout
+    if arguments == FEW:
+        assert json.loads((home / "out.json").read_text())["kind"] == "devstream.demo"
+
+
+def test_with_both_closed_there_is_still_a_code() -> None:
+    assert shell("DEVSTREAM info >&- 2>&-").returncode == 2
+    assert shell("DEVSTREAM nonsense >&- 2>&-").returncode == 2
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_an_output_that_is_full_is_one_line_and_code_2() -> None:
+    done = shell("DEVSTREAM info --json > /dev/full")
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert "No space left" in done.stderr
+    assert shell("DEVSTREAM info --json 2> /dev/full").returncode == 0
+
+
+def test_a_backend_that_leaves_while_it_is_asked_is_a_row_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    class Leaving(CpuBackend):
+        def device_count(self) -> int:
+            raise SystemExit(3)
+
+    _registry.register("leaving", Leaving)
+    try:
+        rows = {one["name"]: one for one in info(capsys)["backends"]}
+    finally:
+        _registry.unregister("leaving")
+    assert rows["leaving"]["state"] == "broken"
+    assert "SystemExit: 3" in rows["leaving"]["reason"]
+    assert rows["cpu"]["state"] == "available"

@@ -12,14 +12,18 @@ import pytest
 import torch
 
 import devstream
-from devstream import _objects
+from devstream import _objects, _registry
+from devstream.abc import Backend
+from devstream.backends.cpu import CpuBackend
 from devstream.exceptions import (
     DeviceMismatchError,
     EventNotReadyError,
     EventNotRecordedError,
     EventOverwrittenWarning,
     TimingDisabledError,
+    UnsupportedError,
 )
+from devstream.testing import latch
 
 
 @pytest.fixture
@@ -272,3 +276,125 @@ def test_the_priority_that_was_asked_for_is_recorded_beside_the_granted_one():
     stream = devstream.Stream("cpu", priority=-5)
     assert (stream.requested_priority, stream.priority) == (-5, 0)
     assert devstream.Stream("cpu").requested_priority == 0
+
+
+def test_a_stream_has_no_handle_that_could_be_taken_for_the_vendors() -> None:
+    """B34 of the bug log, on every device."""
+    assert not hasattr(devstream.Stream("cpu"), "handle")
+    assert not hasattr(devstream.Event("cpu"), "handle")
+
+
+# -- whose event it is -------------------------------------------------------------------------------------
+
+
+class PlainStream:
+    """A stream of a class of its own, as a plug-in may have it."""
+
+    def __init__(self, inner):
+        self.inner, self.device, self.stream_id = inner, torch.device("meta", 0), inner.stream_id
+
+    def query(self):
+        return self.inner.query()
+
+    def synchronize(self):
+        self.inner.synchronize()
+
+    def record_event(self):
+        event = devstream.Event()
+        event.record(self)
+        return event
+
+
+class PlainBackend(Backend):
+    """Streams of the CPU in objects of a plain class."""
+
+    name = "plain"
+    device_type = "meta"
+
+    def __init__(self):
+        self.cpu = CpuBackend()
+        self.default = PlainStream(self.cpu.default_stream(0))
+
+    def unavailable_reason(self):
+        return None
+
+    def device_count(self):
+        return 1
+
+    def create_stream(self, index, *, priority=0):
+        return PlainStream(self.cpu.create_stream(0))
+
+    def current_stream(self, index=None):
+        return self.default
+
+    def default_stream(self, index):
+        return self.default
+
+    def set_stream(self, stream):
+        self.default = stream
+
+    def create_event(self, index, **options):
+        return self.cpu.create_event(0, **options)
+
+    def query_event(self, event):
+        return self.cpu.query_event(event)
+
+    def synchronize_event(self, event):
+        self.cpu.synchronize_event(event)
+
+    def record_event(self, event, stream):
+        self.cpu.record_event(event, stream.inner)
+
+    def wait_event(self, stream, event):
+        self.cpu.wait_event(stream.inner, event)
+
+    def synchronize_device(self, index):
+        self.cpu.synchronize_device(0)
+
+    def hold(self, stream):
+        return self.cpu.hold(stream.inner)
+
+
+@pytest.fixture
+def plain():
+    _registry.register("meta", PlainBackend)
+    yield devstream.backend("meta")
+    _registry.unregister("meta")
+
+
+def test_an_event_of_no_device_is_of_the_backend_that_records_it_first(plain):
+    assert devstream.backend().name != "plain"
+    one, two = devstream.Stream("meta"), devstream.Stream("meta")
+    with latch(one) as held:
+        event = one.record_event()
+        event.wait(two)
+        later = two.record_event()
+        assert event.device == torch.device("meta", 0)
+        assert not event.query()
+        assert not later.query()
+        held.release()
+    later.synchronize()
+    with pytest.raises(DeviceMismatchError, match="meta"):
+        event.record(devstream.Stream("cpu"))
+
+
+def test_an_event_of_no_device_may_be_waited_for_before_its_first_record(plain):
+    event = devstream.Event()
+    event.wait(devstream.Stream("meta"))
+    event.wait(devstream.Stream("cpu"))
+    event.record(devstream.Stream("meta"))
+    assert event.device.type == "meta"
+
+
+def test_an_event_whose_device_was_given_stays_there(plain):
+    event = devstream.Event("cpu")
+    with pytest.raises(DeviceMismatchError, match="meta"):
+        event.record(devstream.Stream("meta"))
+
+
+def test_an_event_does_not_follow_to_a_backend_that_lacks_its_options(plain):
+    event = devstream.Event(enable_timing=True)
+    with pytest.raises(UnsupportedError, match="TIMING"):
+        event.record(devstream.Stream("meta"))
+    event.record(devstream.Stream("cpu"))
+    assert event.device.type == "cpu"

@@ -8,6 +8,7 @@ import torch
 import devstream
 from devstream import _observe
 from devstream._observe import Record, RecordStream, Switch, Synchronize, Wait
+from devstream.testing import latch
 
 
 @pytest.fixture
@@ -57,13 +58,24 @@ def test_a_block_reports_its_switch_there_and_back(seen, how):
     assert seen == [Switch(side, base), Switch(base, side)]
 
 
-def test_queries_and_constructors_report_nothing(seen):
-    side, event = devstream.Stream("cpu"), devstream.Event("cpu")
-    side.query()
-    event.query()
+def test_constructors_and_questions_for_the_current_stream_report_nothing(seen):
+    devstream.Stream("cpu")
+    devstream.Event("cpu")
     devstream.current_stream("cpu")
     devstream.default_stream("cpu")
     assert seen == []
+
+
+def test_a_query_reports_only_that_its_target_is_done(seen):
+    side = devstream.Stream("cpu")
+    with latch(side) as held:
+        event = side.record_event()
+        assert not event.query()
+        assert not side.query()
+        held.release()
+        assert event.query()
+        assert side.query()
+    assert seen[1:] == [_observe.Happened(event), _observe.Happened(side)]
 
 
 def test_a_verb_that_fails_reports_nothing(seen):

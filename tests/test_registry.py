@@ -23,6 +23,7 @@ from devstream.exceptions import (
     BackendLoadError,
     BackendNotFoundError,
     BackendUnavailableError,
+    DeviceMismatchError,
     StreamTypeError,
 )
 
@@ -390,3 +391,192 @@ def test_a_built_in_is_a_backend_of_its_own_name():
     backend = devstream.backend(name="cpu")
     assert isinstance(backend, Backend)
     assert backend.name == "cpu"
+
+
+# -- others' code and our locks ---------------------------------------------------------------------------
+
+SLOW = """
+import __main__, devstream
+__main__.importing.set()
+assert __main__.loading.wait(30)
+# All of these would wait for the thread that waits for this very import, if that one held a lock of ours.
+__main__.found += [
+    devstream.Stream("cpu").query(),
+    devstream.backend(name="cpu").name,
+    devstream.backend(name="other").name,
+    devstream.current_stream() is not None,
+    devstream.named_stream("purpose", "cpu").query(),
+]
+"""
+AT_IMPORT = """
+import __main__
+__main__.loading.set()
+import quux_slow
+from devstream.backends.cpu import CpuBackend
+
+class QuuxBackend(CpuBackend):
+    name = "quux"
+"""
+IN_METHOD = """
+from devstream.backends.cpu import CpuBackend
+
+class QuuxBackend(CpuBackend):
+    name = "quux"
+    def {method}(self, *args, **kwargs):
+        import __main__
+        if not __main__.asked:
+            __main__.asked.append(True)
+            __main__.loading.set()
+            import quux_slow
+        return super().{method}(*args, **kwargs)
+"""
+
+
+@pytest.mark.parametrize("variable", ["", "quux"])
+@pytest.mark.parametrize(
+    "source",
+    [AT_IMPORT, *(IN_METHOD.format(method=m) for m in ("__init__", "unavailable_reason", "create_stream"))],
+    ids=["import", "constructor", "unavailable_reason", "create_stream"],
+)
+def test_a_plug_in_that_waits_for_an_import_of_another_thread_holds_no_lock_of_ours(site, source, variable):
+    site.install("quux-pack", {"quux": "quux_pack:QuuxBackend"}, quux_pack=source, quux_slow=SLOW)
+    site.install("other-pack", {"other": "other_pack:QuuxBackend"}, other_pack=GOOD.format(name="other"))
+    program = """
+        import os, threading
+        from devstream import _registry
+        importing, loading, found, asked = threading.Event(), threading.Event(), [], []
+
+        def load():
+            assert importing.wait(30)
+            with _registry.chosen("quux") as backend:
+                devstream.named_stream("purpose", "cpu")
+            found.append(backend.name)
+
+        def run(work):
+            try:
+                work()
+            except BaseException as error:
+                found.append(repr(error))
+
+        works = (lambda: __import__("quux_slow"), load)
+        threads = [threading.Thread(target=run, args=(work,), daemon=True) for work in works]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+        answer([any(thread.is_alive() for thread in threads), found])
+        sys.stdout.flush()
+        os._exit(0)  # threads that wait for ever would keep the process
+    """
+    stuck, found = site.run(program, DEVSTREAM_BACKEND=variable)
+    assert not stuck
+    if source is AT_IMPORT and variable:
+        # The module asks for the backend whose import waits for that very module: Python sees the circle.
+        assert "quux" in found
+        assert all(one == "quux" or "BackendLoadError" in str(one) for one in found)
+    else:
+        assert sorted(map(str, found)) == ["True", "True", "True", "cpu", "other", "quux"]
+
+
+# -- plug-ins that say nonsense ----------------------------------------------------------------------------
+
+
+class Typed(CpuBackend):
+    name = "typed"
+    device_type = "meta"  # some type of torch's that nobody else serves
+
+
+@pytest.mark.parametrize("error", [OSError("no libquux"), SystemExit(3), KeyError("quux")])
+@pytest.mark.parametrize("ask", ["device", "carry_streams"])
+def test_a_device_count_that_raises_is_an_error_that_names_the_backend(registered, error, ask):
+    class Broken(Typed):
+        def device_count(self):
+            raise error
+
+    registered("meta", Broken)
+    call = {"device": lambda: devstream.Stream("meta:0"), "carry_streams": devstream.carry_streams}[ask]
+    if ask == "carry_streams":
+        devstream.backend("meta")
+    with pytest.raises(BackendUnavailableError, match=r"'typed'.*device_count\(\) raised") as caught:
+        call() if ask == "device" else call(print)
+    assert type(error).__name__ in str(caught.value)
+    assert caught.value.__cause__ is error
+
+
+@pytest.mark.parametrize("count", [None, -1, True, 2.0, "two"])
+def test_a_device_count_that_is_no_count_is_told(registered, count):
+    class Odd(Typed):
+        def device_count(self):
+            return count
+
+    registered("meta", Odd)
+    with pytest.raises(BackendUnavailableError, match=f"'typed'.*says that it has {count!r} devices"):
+        devstream.Stream("meta:0")
+
+
+def test_an_index_of_a_backend_without_devices_gets_an_advice_that_can_be_followed(registered):
+    class Empty(Typed):
+        def device_count(self):
+            return 0
+
+    registered("meta", Empty)
+    with pytest.raises(DeviceMismatchError, match=r"has 0 device\(s\); use another device") as caught:
+        devstream.Stream("meta:0")
+    assert "-1" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", [3, "", None, b"quux", ["quux"]])
+def test_a_backend_is_registered_by_a_name_only(name):
+    with pytest.raises(StreamTypeError, match=r"register\(name\) takes a non-empty str"):
+        _registry.register(name, RegisteredBackend)
+
+
+@pytest.mark.parametrize("factory", [None, 3, "package:Class"])
+def test_what_cannot_be_called_is_not_registered(factory):
+    with pytest.raises(StreamTypeError, match=r"register\(factory\) takes a callable"):
+        _registry.register("x", factory)
+    assert "x" not in _registry.names()
+
+
+@pytest.mark.parametrize("name", [3, b"cpu", ["cpu"], object()])
+def test_a_name_that_is_no_text_is_a_type_error_with_a_text(name):
+    with pytest.raises(StreamTypeError, match="a backend's name takes a str"):
+        devstream.backend(name=name)
+    with pytest.raises(StreamTypeError), _registry.chosen(name):
+        pass
+    with pytest.raises(BackendNotFoundError, match="unregister"):
+        _registry.unregister(name)
+
+
+def test_the_text_of_an_error_about_a_name_never_raises():
+    assert "no backend for '3'" in str(BackendNotFoundError(wanted=3, known=["cpu"], decided_by="name="))
+
+
+def test_a_backend_of_another_device_type_than_it_was_found_under_is_refused_with_both(registered):
+    registered("meta", RegisteredBackend)
+    with pytest.raises(BackendUnavailableError, match=r"device type 'meta'.*device_type is 'cpu'"):
+        devstream.Stream("meta")
+    assert devstream.backend(name="meta").device_type == "cpu"  # by its name it may be used
+
+
+def test_a_plug_in_that_leaves_at_its_import_is_a_broken_one(site):
+    site.install("quux-pack", {"quux": "quux_pack:QuuxBackend"}, quux_pack="import sys\nsys.exit('no licence')")
+    kind, text = site.run("answer(error(lambda: devstream.backend(name='quux')))")
+    assert kind == "BackendLoadError"
+    assert "SystemExit: no licence" in text
+    assert "quux-pack" in text
+
+
+@pytest.mark.parametrize("what", ["OSError('no libquux')", "SystemExit(3)"])
+def test_a_plug_in_whose_reason_raises_is_unavailable(site, what):
+    source = GOOD.format(name="quux") + f"    def unavailable_reason(self): raise {what}\n"
+    site.install("quux-pack", {"quux": "quux_pack:QuuxBackend"}, quux_pack=source)
+    program = """
+        raised = error(lambda: devstream.backend(name="quux"))
+        devstream.Stream("cpu")
+        answer(raised)
+    """
+    kind, text = site.run(program)
+    assert kind == "BackendUnavailableError"
+    assert "'quux'" in text
+    assert f"unavailable_reason() raised {what.partition('(')[0]}" in text

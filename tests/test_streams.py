@@ -519,13 +519,23 @@ def test_synchronize_of_one_device_leaves_the_other_alone():
 
 FORKED_UNDER_LOCKS = """
 import os, threading
-import devstream
-from devstream import _observe, _registry, _streams
+from contextlib import ExitStack
+import devstream, torch
+from devstream import _observe, _registry, _trace_ops
+from devstream._compat import dynamo, dynamo_graph
+from devstream.backends import _cuda_latch
+from devstream.overlap import _copy
+from devstream.testing import _cpu, strict
 
 taken, go_on = threading.Event(), threading.Event()
 
 def hold():
-    with _registry._lock, _streams._named_lock, _observe._lock:
+    with ExitStack() as locks:
+        for lock in (
+            _registry._lock, _observe._lock, _copy._lock, _trace_ops._lock, dynamo._lock, dynamo_graph._drop_lock,
+            _cuda_latch._words_lock, _cpu._depth_lock,
+        ):
+            locks.enter_context(lock)
         taken.set()
         go_on.wait()
 
@@ -538,7 +548,13 @@ if child == 0:
     with _observe.subscribe(print):
         pass
     _registry.load("cpu")
-    os._exit(0)
+    _copy.copy(torch.ones(2), "cpu")[1].synchronize()
+    with strict():
+        pass
+    _trace_ops.namespace()
+    dynamo.add_stream_classes([])
+    free = (dynamo_graph._drop_lock.acquire(blocking=False), _cuda_latch._words_lock.acquire(blocking=False))
+    os._exit(0 if free == (True, True) else 1)
 pid, status = os.waitpid(child, 0)
 go_on.set()
 print(os.waitstatus_to_exitcode(status))

@@ -4,8 +4,9 @@ Dynamo turns each object that it meets into a variable; which variable, it looks
 `install` adds types of ours to that table (`devstream._compat.dynamo_variables`), and changes nothing else:
 
 - `Traced`, a function with two meanings: its ``eager`` one, and a ``rule`` that acts on a `Trace`;
-- our stream classes. Dynamo takes each subclass of ``torch.Stream`` for a native stream and replaces its methods
-  by its own, which know native events only; our variable inlines functions of ours instead (`stream_methods`);
+- our stream classes, and those of plug-ins. Dynamo takes each subclass of ``torch.Stream`` for a native stream
+  and replaces its methods by its own, which know native events only; our variable inlines functions of ours
+  instead (`stream_methods`);
 - torch's event classes, for one more advice in an error of torch's.
 
 [Note: When the rules are installed]
@@ -22,7 +23,10 @@ from typing import Any  # Any: Dynamo's types are private
 
 import torch
 
-_lock = threading.Lock()
+from devstream import _fork
+
+_lock = threading.RLock()
+_fork.renew(globals())
 _installed = False
 _stream_classes: set[type] = set()
 
@@ -50,21 +54,27 @@ class Traced:
 
 def add_stream_classes(classes: Collection[type]) -> None:
     """Let Dynamo trace streams of exactly these classes by our rules; they then live as long as the process."""
+    if _stream_classes.issuperset(classes):
+        return
     with _lock:
         _stream_classes.update(classes)
-        if _installed:
-            from devstream._compat import dynamo_variables  # noqa: PLC0415 - see above
+        installed = _installed
+    if installed:
+        from devstream._compat import dynamo_variables  # noqa: PLC0415 - see above
 
-            dynamo_variables.register(list(classes))
+        dynamo_variables.register(list(classes))
 
 
 def install() -> None:
     """Add our types to Dynamo's table; imports Dynamo. Needless once Dynamo has a hook for it."""
     global _installed
+    if _installed:
+        return
+    # Before the lock: an import may wait for another thread's.
+    from devstream._compat import dynamo_variables as variables  # noqa: PLC0415 - see above
+
     with _lock:
         if not _installed:
-            from devstream._compat import dynamo_variables as variables  # noqa: PLC0415 - see above
-
             variables.register([Traced, *_stream_classes, *variables.native_event_classes()])
             variables.register_classes()
             _installed = True

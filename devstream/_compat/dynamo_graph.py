@@ -12,6 +12,8 @@ from torch._dynamo import graph_bytecode_inputs as _table
 from torch._dynamo.exc import Unsupported
 from torch._dynamo.source import SyntheticLocalSource
 
+from devstream import _fork
+
 #: What a node calls to read the object at its slot.
 get_object = _table.get_external_object_by_index
 
@@ -21,7 +23,8 @@ AMBIENT_SLOT: int | None = getattr(_table, "CURRENT_STREAM_INDEX", None)
 #: What higher-order operators do with their subgraphs, by the operator's name.
 INLINED = {"tag_activation_checkpoint": ("forward",), "autograd_function_apply": ("forward", "backward")}
 
-_drop_lock = threading.Lock()
+_drop_lock = threading.RLock()
+_fork.renew(globals(), "_drop_lock")
 
 
 def ambient_slot() -> int | None:

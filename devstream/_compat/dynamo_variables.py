@@ -45,6 +45,23 @@ class Trace:
         """The graph that is being made, one object a compilation."""
         return self._tx.output
 
+    @property
+    def under_inductor(self) -> bool:
+        """Whether the graph goes to torch's Inductor, which orders stream code wrongly or not at all.
+
+        Torch 2.11 has no streams there; 2.12 to 2.15 lose waits, reuse memory that another stream reads, or fail.
+        """
+        found: Any = self._tx.output.compiler_fn
+        for _ in range(8):  # what torch wraps around a backend
+            name = getattr(found, "_compiler_name", None) or getattr(found, "compiler_name", None)
+            if name == "inductor" or found is torch._inductor.compile:
+                return True
+            inner = getattr(found, "_torchdynamo_orig_backend", None) or getattr(found, "compiler_fn", None)
+            if inner is None:
+                return False
+            found = inner
+        return False
+
     def is_none(self, variable: Any) -> bool:
         """Say whether *variable* is the constant None."""
         return bool(variable.is_python_constant()) and variable.as_python_constant() is None
@@ -217,6 +234,18 @@ class OurStreamVariable(StreamVariable):
     def exit(self, tx: Any, *args: Any) -> Any:
         return self.open_blocks.pop().exit(tx, *args)
 
+    def var_getattr(self, tx: Any, name: str) -> Any:  # up to torch 2.13
+        return self._device(tx) if name == "device" else super().var_getattr(tx, name)
+
+    def tp_getattro_impl(self, tx: Any, name: str) -> Any:  # torch 2.14 and later
+        parent: Any = super()
+        return self._device(tx) if name == "device" else parent.tp_getattro_impl(tx, name)
+
+    def _device(self, tx: Any) -> Any:
+        # The function is traced anew for a stream of another device, if there is a way to find it again.
+        trace = Trace(tx)
+        return trace.constant(self.value.device) if self.source is None else trace.attribute(self, "device")
+
     def call_method(self, tx: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
         if name == "__init__":  # of a stream that our __new__ has made
             return Trace(tx).constant(None)
@@ -261,8 +290,9 @@ def _build_stream(builder: Any, value: torch.Stream) -> Any:
     trace = Trace(builder.tx)
     var = trace.register(OurStreamVariable, value, source=builder.source)
     found = builder.tx.output.side_effects.track_object_existing(value, var)
-    handle = trace.attribute(found, "handle")
-    trace.emit(dynamo.bind_op(), handle, var.user_object_index)
+    if hasattr(type(value), "_compiled_handle"):  # a plug-in's own class has none, and is found by its place alone
+        handle = trace.attribute(found, "_compiled_handle")
+        trace.emit(dynamo.bind_op(), handle, var.user_object_index)
     return found
 
 

@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
 from typing import Protocol
 
 from devstream.exceptions import ForkedProcessError
@@ -25,7 +26,18 @@ from devstream.exceptions import ForkedProcessError
 class Point:
     """A place in a stream's work. Created, chained and completed by a `Timeline` only."""
 
-    __slots__ = ("error", "followers", "happened", "latch", "ran", "time_ns", "timeline", "waiting_for", "working")
+    __slots__ = (
+        "error",
+        "followers",
+        "happened",
+        "latch",
+        "ran",
+        "time_ns",
+        "timeline",
+        "trace",
+        "waiting_for",
+        "working",
+    )
 
     def __init__(self, timeline: Timeline, *, latch: bool = False) -> None:
         self.timeline = timeline
@@ -37,6 +49,17 @@ class Point:
         self.waiting_for = 0  # what must happen before this happens
         self.followers: list[Point] = []
         self.error: BaseException | None = None
+        self.trace: TracebackType | None = None
+
+    def fail(self, error: BaseException, trace: TracebackType | None) -> None:
+        """Take *error*, raised at *trace*, for the error of this point, unless it has one."""
+        if self.error is None:
+            self.error, self.trace = error, trace
+
+    def failure(self) -> BaseException | None:
+        """Return what work before this raised, to be raised again."""
+        # With the traceback that it came with: each time that it is raised adds to the one that it has.
+        return None if self.error is None else self.error.with_traceback(self.trace)
 
     @property
     def held(self) -> bool:
@@ -83,7 +106,8 @@ class Timeline:
     def open(self, gate: Point, error: BaseException | None = None) -> None:
         """Let a gate happen; *error* is what its task raised."""
         with self._changed:
-            gate.error = gate.error or error
+            if error is not None:
+                gate.fail(error, error.__traceback__)
             gate.waiting_for -= 1
             if not gate.latch:
                 gate.working -= 1
@@ -100,8 +124,9 @@ class Timeline:
             return
         if not point.happened:
             self._block(point, lambda: point.happened)
-        if point.error is not None:
-            raise point.error
+        error = point.failure()
+        if error is not None:
+            raise error
 
     def catch_up(self, point: Point | None) -> BaseException | None:
         """Block the host until all tasks before *point* have run; return what they raised."""
@@ -109,7 +134,7 @@ class Timeline:
             return None
         if not point.ran:
             self._block(point, lambda: point.ran)
-        return point.error
+        return point.failure()
 
     def turn(self, gate: Point) -> None:
         """Block a worker until its task, whose end *gate* is, may run.
@@ -119,12 +144,30 @@ class Timeline:
         """
         with self._changed:
             self._changed.wait_for(lambda: gate.working == 1)
-        if gate.error is not None:
-            raise gate.error
+        error = gate.failure()
+        if error is not None:
+            raise error
+
+    def run(self, task: Callable[[], None], queue: Queue) -> None:
+        """Run *task* at the end of *queue* in the calling thread, when it is its turn.
+
+        Raises:
+            BaseException: what work before it raised, or what *task* did: its caller knows that then, so the
+                queue needn't.
+        """
+        self.finish(self.gate(held=False, queue=queue), task)
+
+    def finish(self, end: Point, task: Callable[[], None]) -> None:
+        """Run *task*, whose end the gate *end* is, as `run` does."""
+        try:
+            self.turn(end)
+            task()
+        finally:
+            self.open(end)
 
     def _block(self, point: Point, passed: Callable[[], bool]) -> None:
         if point.timeline is not self:
-            raise ForkedProcessError(operation="waiting for unfinished work", device="this work")
+            raise lost_at_fork()
         with self._changed:
             self._changed.wait_for(passed)
 
@@ -135,11 +178,11 @@ class Timeline:
                 continue
             if not other.happened:
                 if other.timeline is not self:
-                    raise ForkedProcessError(operation="waiting for unfinished work", device="this work")
+                    raise lost_at_fork()
                 other.followers.append(point)
                 point.waiting_for += 1
             if other.ran:
-                point.error = point.error or other.error
+                _pass_on(other, point)
             else:
                 point.working += 1
         if queue is not None:
@@ -157,7 +200,7 @@ class Timeline:
             if happened:
                 done.happened, done.time_ns = True, time.perf_counter_ns()
             for follower in done.followers:
-                follower.error = follower.error or done.error
+                _pass_on(done, follower)
                 follower.working -= ran
                 follower.waiting_for -= happened
                 if follower.working == 0:
@@ -166,23 +209,48 @@ class Timeline:
                 done.followers = []
 
 
+def _pass_on(earlier: Point, later: Point) -> None:
+    if earlier.error is not None:
+        later.fail(earlier.error, earlier.trace)
+
+
+def lost_at_fork() -> ForkedProcessError:
+    """Return the error for waiting in a forked child for what its parent had not finished."""
+    return ForkedProcessError(operation="waiting for unfinished work", device="this work")
+
+
 class Worker:
     """The thread of one stream; started by the first asynchronous task, gone with the stream."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._pool: ThreadPoolExecutor | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # re-entrant: see CpuBackend
 
-    def run(self, timeline: Timeline, task: Callable[[], None], queue: Queue) -> Point:
-        """Run *task* at the end of *queue* on this worker's thread; return the point of its end."""
+    def run(
+        self,
+        timeline: Timeline,
+        task: Callable[[], None],
+        queue: Queue,
+        *,
+        inline: Callable[[], None] | None = None,
+    ) -> Point:
+        """Run *task* at the end of *queue* on this worker's thread; return the point of its end.
+
+        Where no thread can be had any more, since the interpreter is shutting down, *inline* (default: the task)
+        runs in the caller's, and what it raises is raised here.
+        """
         # One order for points and tasks: a task must not stand in the pool before one that it comes after.
         with self._lock:
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(1, thread_name_prefix=self._name)
             end = timeline.gate(held=False, queue=queue)
 
+            taken = threading.Lock()
+
             def work() -> None:
+                if not taken.acquire(blocking=False):
+                    return
                 error: BaseException | None = None
                 try:
                     timeline.turn(end)
@@ -193,9 +261,10 @@ class Worker:
 
             try:
                 self._pool.submit(work)
-            except (
-                RuntimeError
-            ) as error:  # the interpreter is shutting down; nobody may wait for a task that never runs
-                timeline.open(end, error)
-                raise
+                return end
+            except RuntimeError:
+                # No new thread, and perhaps no new task: both raise this. The pool may still come to the task.
+                ours = taken.acquire(blocking=False)
+        if ours:  # outside the lock: the task may launch another one
+            timeline.finish(end, task if inline is None else inline)
         return end

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from devstream import _fork
 from devstream.exceptions import StreamError, UnsupportedError
 
 #: A latch that nobody releases lets go after this many seconds, so that a failed test doesn't hang a machine.
@@ -21,7 +22,8 @@ _EQUAL = 1  # CU_STREAM_WAIT_VALUE_EQ. Source: cuda.h, CUstreamWaitValue_flags, 
 
 #: Words that a stream may still be about to read, each with the event behind its wait.
 _words: list[tuple[torch.Tensor, torch.Event]] = []
-_words_lock = threading.Lock()
+_words_lock = threading.RLock()
+_fork.renew(globals(), "_words_lock")
 
 
 class MemoryLatch:

@@ -15,9 +15,16 @@ the same queue, but torch itself never finds it equal to one of index -1; compar
 [Note: When the host blocks on the CPU]
 A stream's copies and host functions run on a thread. Tensor operations that come after them run in the caller,
 at once; so whoever makes a stream current, or makes a current stream wait, blocks until that thread is done,
-and gets the error that its work raised. What is launched on a stream that is current in any thread runs at once,
-or the operations there would overtake it. Nobody blocks on a latch, because the caller is usually who will
-release it.
+and gets the error that its work raised. What is launched on a stream that is current in any thread runs in the
+caller, when everything launched before has run, or the operations there would overtake it. Nobody blocks on a
+latch, because the caller is usually who will release it.
+
+[Note: One stream in two threads]
+What is launched on a stream runs one after the other, whichever threads launch it, and before the operations of
+whoever makes the stream current later. But operations run at once in the thread that calls them, where nothing of
+ours can hold them: those that two threads call on one stream at the same time, or one calls while another
+launches a copy, overlap, where an accelerator would put them in some order. Under `devstream.testing.strict`
+such a launch raises.
 
 [Note: An error on a stream]
 What a copy or host function raises is raised by whoever waits for it, and what comes behind it on its stream
@@ -28,57 +35,23 @@ from __future__ import annotations
 
 import itertools
 import os
-import platform
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 import torch
 
-from devstream import _compat, _observe
+from devstream import _compat, _objects, _observe
 from devstream._objects import Stream
-from devstream.abc import Backend, Capability, DeviceSpec
+from devstream.abc import Capability
 from devstream.backends._cpu_current import CurrentStreams, Threads
-from devstream.backends._cpu_queue import Point, Timeline, Worker
-from devstream.exceptions import (
-    DeviceMismatchError,
-    StreamTypeError,
-    UnsupportedError,
-)
-
-SCHEDULES = ("inline",)
-PROFILES = ("cpu",)
-
-
-@dataclass(frozen=True, slots=True)
-class CpuOptions:
-    """How the CPU behaves; `devstream.testing.cpu` changes it.
-
-    Attributes:
-        devices: number of virtual devices, two or more.
-        schedule: ``"inline"`` runs work in the order of its issue.
-        seed: for schedules that draw lots.
-        profile: whose limits apply; ``"cpu"`` has none.
-    """
-
-    devices: int = 2
-    schedule: str = "inline"
-    seed: int = 0
-    profile: str = "cpu"
-
-    def __post_init__(self) -> None:
-        if self.devices < 2:
-            raise ValueError(f"devices={self.devices}: the CPU has two virtual devices or more")
-        for what, value, known in (("schedule", self.schedule, SCHEDULES), ("profile", self.profile, PROFILES)):
-            if value not in known:
-                raise UnsupportedError(
-                    operation=f"{what}={value!r}",
-                    backend="cpu",
-                    capability=f"that {what}",
-                    alternative=f"use one of {', '.join(map(repr, known))}",
-                )
+from devstream.backends._cpu_facts import CpuFacts
+from devstream.backends._cpu_latch import CpuLatch
+from devstream.backends._cpu_options import CpuOptions, refuse_foreign
+from devstream.backends._cpu_queue import Point, Timeline, Worker, lost_at_fork
+from devstream.exceptions import DeviceMismatchError, StreamInUseError, StreamNotEnteredError, StreamTypeError
 
 
 class CpuStream(Stream):
@@ -86,6 +59,10 @@ class CpuStream(Stream):
 
     tail: Point | None
     worker: Worker
+    granted_priority = 0
+    foreign = False  # another library's, under a profile
+    #: Whether the parent of this forked process left work here that never ends now.
+    lost: bool = False
 
     def __new__(cls, backend: CpuBackend, index: int, stream_id: int, requested_priority: int = 0) -> Self:
         """Return the stream with this id; only the backend calls it."""
@@ -96,12 +73,45 @@ class CpuStream(Stream):
         self.worker = Worker(f"devstream-cpu-{index}-{stream_id}")
         return self
 
+    # A signal's handler (Ctrl-C) may raise between any two calls. Whatever is done is inside the try statements,
+    # and can be undone or done again, so the thread never keeps a stream whose block it isn't in.
+
     def __enter__(self) -> Self:
-        self._backend.push(self)  # type: ignore[attr-defined]
-        return self
+        here: CurrentStreams = self._backend.here  # type: ignore[attr-defined]
+        depth = len(here.blocks)
+        try:
+            self._backend.push(self)  # type: ignore[attr-defined]
+            return self
+        except BaseException:
+            here.abandon(depth)
+            raise
 
     def __exit__(self, *exc_info: object) -> None:
-        self._backend.pop(self)  # type: ignore[attr-defined]
+        depth = -1
+        try:
+            depth = len(self._backend.here.blocks)  # type: ignore[attr-defined]
+            self._backend.pop(self)  # type: ignore[attr-defined]
+        except StreamNotEnteredError:
+            raise
+        except BaseException:
+            here: CurrentStreams = self._backend.here  # type: ignore[attr-defined]
+            if depth in {-1, len(here.blocks)}:
+                here.leave(self)
+            raise
+
+    # torch compares ids, and two backends of the CPU each count their own.
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, CpuStream) and other._backend is not self._backend:
+            return False
+        return torch.Stream.__eq__(self, other)
+
+    def __ne__(self, other: object) -> bool:
+        equal = self.__eq__(other)
+        # From torch 2.14 on it leaves what is no stream to Python.
+        return equal if equal is NotImplemented else not equal
+
+    __hash__ = torch.Stream.__hash__
 
 
 class CpuEvent:
@@ -125,12 +135,13 @@ class CpuEvent:
 cpu_timeline = Timeline()
 
 
-class CpuBackend(Backend[CpuStream, CpuEvent]):
+class CpuBackend(CpuFacts[CpuStream, CpuEvent]):
     """Streams and events of the CPU (see the module's docstring)."""
 
     name: ClassVar[str] = "cpu"
     device_type = "cpu"
     context_reports: ClassVar[bool] = True
+    works_in_threads: ClassVar[bool] = True
 
     def __init__(self, options: CpuOptions | None = None) -> None:
         self.options = options or CpuOptions()
@@ -140,13 +151,18 @@ class CpuBackend(Backend[CpuStream, CpuEvent]):
         # Re-entrant: the garbage collector may run a finalizer that makes a stream while this thread holds it.
         self._lock = threading.RLock()
         self._threads = Threads()
-        self._here = CurrentStreams(self._threads)
+        #: What the calling thread chose.
+        self.here = CurrentStreams(self._threads)
         self._streams: weakref.WeakValueDictionary[tuple[int, int], CpuStream] = weakref.WeakValueDictionary()
         self._defaults: dict[int, CpuStream] = {}
         self._native_events: weakref.WeakKeyDictionary[torch.Event, CpuEvent] = weakref.WeakKeyDictionary()
         # By identity: two equal native streams each keep the queue alive.
         self._natives: dict[int, tuple[weakref.ref[torch.Stream], CpuStream]] = {}
-        self._running: set[tuple[int, Point]] = set()
+        self._running: set[tuple[int, Point, weakref.ref[CpuStream]]] = set()
+        #: The devices on which this forked process's parent left work of dropped streams, which never ends now.
+        self._lost: set[int] = set()
+        #: Queues a task in place of `launch`; set by `devstream.testing.cpu` under another schedule than inline.
+        self.deferred: Callable[[Callable[[], None], CpuStream], None] | None = None
         #: Which stream made a storage; filled in by `devstream.testing.cpu(strict=True)`.
         self.owners: weakref.WeakKeyDictionary[torch.UntypedStorage, CpuStream] = weakref.WeakKeyDictionary()
         after_fork = weakref.WeakMethod(self._after_fork)
@@ -160,37 +176,14 @@ class CpuBackend(Backend[CpuStream, CpuEvent]):
         """Return the number of virtual devices."""
         return self.options.devices
 
-    def capabilities(self, index: int) -> Capability:
-        """Return what the CPU can do: no IPC, no graphs, no pinned memory, one priority."""
-        return (
-            Capability.TIMING
-            | Capability.BLOCKING_EVENTS
-            | Capability.SIDE_STREAMS
-            | Capability.NATIVE_HANDLE
-            | Capability.EXTERNAL_STREAMS
-            | Capability.RECORD_STREAM
-            | Capability.ASYNC_COPY
-            | Capability.PEER_ACCESS
-        )
-
-    def spec(self, index: int) -> DeviceSpec:
-        """Return what the CPU is."""
-        return DeviceSpec(
-            device=torch.device("cpu", index),
-            name=f"{platform.machine()} CPU, virtual device {index} of {self.options.devices}",
-            vendor="cpu",
-            arch=platform.machine(),
-            memory_bytes=_memory_bytes(),
-            runtime=f"Python {platform.python_version()}",
-            priority_range=self.priority_range(index),
-            hardware_queues=1,
-        )
-
     # -- streams -----------------------------------------------------------------------------------------
 
     def create_stream(self, index: int, *, priority: int = 0) -> CpuStream:
         """Return a new queue; unlike an accelerator's pool, never one that was handed out before."""
+        if Capability.SIDE_STREAMS not in self.profile.capabilities:
+            return self.default_stream(index)
         with self._lock:
+            self.profile.check_queues(1 + sum(1 for at, number in list(self._streams) if at == index and number))
             # A native stream may have brought an id that the counter had not reached.
             stream_id = next(i for i in self._ids if (index, i) not in self._streams)
             return self._make(index, stream_id, priority)
@@ -200,6 +193,7 @@ class CpuBackend(Backend[CpuStream, CpuEvent]):
             known = self._streams.get((index, stream_id))
             if known is None:
                 known = self._stream_class(self, index, stream_id, priority)
+                known.granted_priority = priority
                 self._streams[index, stream_id] = known
             return known
 
@@ -213,12 +207,12 @@ class CpuBackend(Backend[CpuStream, CpuEvent]):
 
     def current_stream(self, index: int | None = None) -> CpuStream:
         """Return this thread's current queue."""
-        index = self._here.device if index is None else index
-        return self._here.chosen.get(index) or self.default_stream(index)
+        index = self.here.device if index is None else index
+        return self.here.chosen.get(index) or self.default_stream(index)
 
     def current_index(self) -> int:
         """Return this thread's current virtual device."""
-        return self._here.device
+        return self.here.device
 
     def set_stream(self, stream: CpuStream) -> None:
         """Make *stream* current, after its asynchronous work (see the note above)."""
@@ -226,7 +220,7 @@ class CpuBackend(Backend[CpuStream, CpuEvent]):
         if error is not None:
             raise error
         index = self.stream_index(stream)
-        self._here.choose(stream, index, device=index)
+        self.here.choose(stream, index, device=index)
 
     def push(self, stream: CpuStream) -> None:
         """Enter ``with stream:``."""
@@ -234,17 +228,13 @@ class CpuBackend(Backend[CpuStream, CpuEvent]):
         if error is not None:
             raise error
         before = self.current_stream(None)
-        self._here.enter(stream, self.stream_index(stream))
+        self.here.enter(stream, self.stream_index(stream))
         if _observe.subscribers:
-            try:
-                _observe.publish(_observe.Switch(stream, before))
-            except BaseException:  # the block isn't entered then, so nobody would leave it
-                self._here.leave(stream)
-                raise
+            _observe.publish(_observe.Switch(stream, before))
 
     def pop(self, stream: CpuStream) -> None:
         """Leave the innermost ``with`` block of *stream* and restore what it replaced."""
-        back = self._here.leave(stream) or self.default_stream(self.stream_index(stream))
+        back = self.here.leave(stream) or self.default_stream(self.stream_index(stream))
         self._catch_up(back)  # its error is for who synchronizes: leaving a block must not fail
         if _observe.subscribers:
             _observe.publish(_observe.Switch(self.current_stream(None), stream))
@@ -253,12 +243,9 @@ class CpuBackend(Backend[CpuStream, CpuEvent]):
         """Return the virtual device of *stream*."""
         return max(stream.device_index, 0)
 
-    def stream_priority(self, stream: CpuStream) -> int:
-        """Return 0: a CPU has one priority."""
-        return 0
-
     def native_handle(self, stream: CpuStream) -> int:
         """Return the stream's id, which is the CPU's handle: 0 is the default stream."""
+        self.profile.require(self, Capability.NATIVE_HANDLE, "native_handle")
         return stream.stream_id
 
     def adopt_stream(self, native: object) -> CpuStream:
@@ -286,18 +273,23 @@ class CpuBackend(Backend[CpuStream, CpuEvent]):
 
     def wrap_handle(self, handle: int, index: int, owner: object = None) -> CpuStream:
         """Return the live stream with this id."""
+        self.profile.require(self, Capability.EXTERNAL_STREAMS, "wrapping a native handle")
         stream = self.default_stream(index) if handle == 0 else self._streams.get((index, handle))
-        if stream is None:
+        if stream is None and self.profile.foreign_handles:
+            stream = self._make(index, handle)
+            stream.foreign = True
+        elif stream is None:
             raise ValueError(f"no live stream of cpu:{index} has the handle {handle}")
         return stream
 
     def query_stream(self, stream: CpuStream) -> bool:
         """Say whether nothing of *stream* is outstanding."""
-        return stream.tail is None or stream.tail.happened
+        return not stream.lost and (stream.tail is None or stream.tail.happened)
 
     def synchronize_stream(self, stream: CpuStream) -> None:
         """Block until nothing of *stream* is outstanding."""
-        self._finish([stream.tail], [stream])
+        lost, stream.lost = stream.lost, False
+        self._finish([stream.tail], [stream], lost=lost)
 
     def synchronize_device(self, index: int) -> None:
         """Block until nothing of any stream of the device is outstanding."""
@@ -305,26 +297,37 @@ class CpuBackend(Backend[CpuStream, CpuEvent]):
             # valuerefs() is one step, where a stream may appear or die during a loop over items().
             alive = [stream for ref in self._streams.valuerefs() if (stream := ref()) is not None]
             streams = [stream for stream in alive if self.stream_index(stream) == index]
-            points = [point for at, point in self._running if at == index]
-        self._finish([*(stream.tail for stream in streams), *points], streams)
+            # A stream that lives has them before its tail, and may have told of their errors.
+            points = [point for at, point, ref in self._running if at == index and ref() is None]
+            lost = index in self._lost or any(stream.lost for stream in streams)
+            self._lost.discard(index)
+            for stream in streams:
+                stream.lost = False
+        self._finish([*(stream.tail for stream in streams), *points], streams, lost=lost)
         with self._lock:
             self._running = {one for one in self._running if not one[1].happened}
 
-    def _finish(self, points: Sequence[Point | None], streams: list[CpuStream]) -> None:
-        """Wait for all of *points*, then raise the first error; *streams* can be used again."""
-        first: BaseException | None = None
+    def _finish(self, points: Sequence[Point | None], streams: list[CpuStream], *, lost: bool) -> None:
+        """Wait for all of *points*, then raise the first error; *streams* can be used again.
+
+        *lost* says that work of this process's parent belongs to them as well.
+        """
+        first: Point | None = None
         for point in points:
             try:
                 cpu_timeline.wait(point)
             except BaseException as error:
-                if point is None or error is not point.error:  # not from the work: a Ctrl-C, or a fork
+                if point is None or error is not point.error:  # not from the work: a Ctrl-C
                     raise
-                first = first or error
+                first = first or point
         for stream in streams:
             if stream.tail is not None and stream.tail.happened and stream.tail.error is not None:
                 stream.tail = None
-        if first is not None:
-            raise first
+        if lost:
+            raise lost_at_fork()
+        raised = None if first is None else first.failure()
+        if raised is not None:
+            raise raised
 
     # -- events ------------------------------------------------------------------------------------------
 
@@ -353,11 +356,15 @@ class CpuBackend(Backend[CpuStream, CpuEvent]):
 
     def record_event(self, event: CpuEvent, stream: CpuStream) -> None:
         """Put a point at the end of *stream*."""
+        if stream.foreign:
+            raise refuse_foreign("recording an event on")
         event.index = self.stream_index(stream)
         event.point = cpu_timeline.after(queue=stream)
 
     def wait_event(self, stream: CpuStream, event: CpuEvent) -> None:
         """Put the event's present point before whatever *stream* does next."""
+        if stream.foreign:
+            raise refuse_foreign("waiting for an event on")
         point = event.point
         if point is None or (point.happened and point.error is None):
             return
@@ -384,24 +391,36 @@ class CpuBackend(Backend[CpuStream, CpuEvent]):
     # -- what is asynchronous ----------------------------------------------------------------------------
 
     def launch(self, task: Callable[[], None], stream: CpuStream) -> None:
-        """Run *task* in order on *stream*: on its thread, or at once where some thread has the stream current."""
-        if self._is_current(stream):
-            error = self._catch_up(stream)
-            if error is not None:
-                raise error
-            task()
+        """Run *task* in order on *stream*: on its thread, or in the caller where some thread has it current.
+
+        Raises:
+            StreamInUseError: another thread has it current, under `devstream.testing.strict`.
+        """
+        if self.deferred is not None:
+            self.deferred(task, stream)
             return
         index = self.stream_index(stream)
+        if _objects.strict_depth:
+            other = self._threads.who_chose(stream, index, beside=self.here.chosen)
+            if other is not None:
+                raise StreamInUseError(stream=stream, thread=other)
+        inline = self.here.in_task(task, stream)
+        if self._is_current(stream):
+            if self.here.runs_task_of(stream):  # in its own turn, which ends only after this
+                task()
+            else:
+                cpu_timeline.run(inline, stream)
+            return
 
         def work() -> None:
-            with self._here.running(stream, index):
+            with self.here.running(stream, index):
                 task()
 
-        point = stream.worker.run(cpu_timeline, work, stream)
+        point = stream.worker.run(cpu_timeline, work, stream, inline=inline)
         with self._lock:
             # A stream may be dropped while it works, so the device keeps the points too.
             self._running = {one for one in self._running if not one[1].happened}
-            self._running.add((index, point))
+            self._running.add((index, point, weakref.ref(stream)))
 
     def copy(self, destination: torch.Tensor, source: torch.Tensor, stream: CpuStream) -> None:
         """Copy on the stream's thread."""
@@ -415,12 +434,13 @@ class CpuBackend(Backend[CpuStream, CpuEvent]):
 
     def hold(self, stream: CpuStream) -> CpuLatch:
         """Hold what is recorded on *stream* from now on."""
-        return CpuLatch(stream)
+        return CpuLatch(cpu_timeline.gate(held=True, queue=stream), _open, stream)
 
     # -- memory ------------------------------------------------------------------------------------------
 
     def record_stream(self, tensor: torch.Tensor, stream: CpuStream) -> None:
         """Do nothing more: the CPU frees memory only when nobody refers to it, and a copy's thread does."""
+        self.profile.require(self, Capability.RECORD_STREAM, "record_stream")
 
     def allocation_stream(self, tensor: torch.Tensor) -> CpuStream | None:
         """Return the stream that made *tensor*, known under `devstream.testing.cpu(strict=True)`."""
@@ -435,41 +455,24 @@ class CpuBackend(Backend[CpuStream, CpuEvent]):
 
     def _is_current(self, stream: CpuStream) -> bool:
         """Say whether some thread issues operations to *stream*; each starts on the default stream."""
-        return stream.stream_id == 0 or self._threads.any_chose(stream, self.stream_index(stream))
+        return stream.stream_id == 0 or self._threads.who_chose(stream, self.stream_index(stream)) is not None
 
     def _catch_up(self, stream: CpuStream, point: Point | None = None) -> BaseException | None:
         """Block until the work of *stream* has run; its own task waits only for *point*, or it would never end."""
-        return cpu_timeline.catch_up(point if self._here.runs is stream else stream.tail)
+        return cpu_timeline.catch_up(point if self.here.runs_task_of(stream) else stream.tail)
 
     def _after_fork(self) -> None:
         # Threads don't survive a fork: what they had not finished never will be in the child.
         global cpu_timeline
         cpu_timeline = Timeline()
         self._lock = threading.RLock()
+        self._lost.update(index for index, point, ref in self._running if not (point.happened or ref()))
         self._running = set()
         for stream in list(self._streams.values()):
-            stream.tail = None
+            if stream.tail is not None and not stream.tail.happened:
+                stream.tail, stream.lost = None, True
             stream.worker = Worker(f"devstream-cpu-{stream.device_index}-{stream.stream_id}")
 
 
-class CpuLatch:
-    """Holds a stream of the CPU."""
-
-    def __init__(self, stream: CpuStream) -> None:
-        self._gate = cpu_timeline.gate(held=True, queue=stream)
-        self._lock = threading.Lock()
-        self._held = True
-
-    def release(self) -> None:
-        """Let the stream go on."""
-        with self._lock:
-            held, self._held = self._held, False
-        if held:
-            cpu_timeline.open(self._gate)
-
-
-def _memory_bytes() -> int:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, OSError, ValueError):  # a system that doesn't tell
-        return 0
+def _open(gate: Point) -> None:
+    cpu_timeline.open(gate)  # of now: a forked child has another

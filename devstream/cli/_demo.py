@@ -11,7 +11,7 @@ from typing import Any
 
 from devstream import _files, _registry
 from devstream.abc import DeviceSpec
-from devstream.cli._output import progress, write_note, write_table
+from devstream.cli._output import complain, progress, write_note, write_table
 from devstream.cli._outputs import picture as picture_file
 from devstream.cli._outputs import writable
 from devstream.cli._usage import UsageError
@@ -29,7 +29,7 @@ def add_parser(commands: Any) -> None:  # Any: argparse keeps the class of its s
     """Add this command to *commands*."""
     parser = commands.add_parser(
         "demo",
-        help="train a small GPT with and without side streams and compare",
+        help="train a small GPT with and without side streams, and compiled, and compare",
         description="Trains a byte-level GPT on the source of Python's standard library, and measures what side "
         "streams change. Exit code 0: trained; 1: it didn't train; 2: what was asked for can't be done.",
     )
@@ -42,6 +42,9 @@ def add_parser(commands: Any) -> None:  # Any: argparse keeps the class of its s
     parser.add_argument("--json", metavar="FILE", help="write the result as JSON; - is standard output")
     parser.add_argument(
         "--picture", metavar="FILE", help=f"where to draw the timeline, a PNG (default: {_DEFAULT_PICTURE})"
+    )
+    parser.add_argument(
+        "--no-compiled", action="store_true", help="leave out the column of compiled steps, and the compilation"
     )
     parser.set_defaults(run=run)
 
@@ -83,6 +86,7 @@ def run(options: argparse.Namespace) -> int:
             seed=options.seed,
             text=text,
             versions=versions(spec.runtime),
+            compiled=not options.no_compiled,
             on_progress=show,
         )
     if picture is not None and spans:
@@ -100,7 +104,7 @@ def run(options: argparse.Namespace) -> int:
         _show(result, previous)
         write_note(no_picture if picture is None else f"Timeline: {picture}")
     if result.failure is not None:
-        sys.stderr.write(f"devstream demo: {result.failure}\n")
+        complain(f"devstream demo: {result.failure}")
         return 1
     return 0
 
@@ -141,7 +145,7 @@ def _exchange_rate(result: Result) -> float | None:
         warnings.warn(warning(CacheWarning, path=_cache(), reason=reason), stacklevel=2)
     rates = usable
     previous: float | None = rates.get(result.cache_key)
-    fields = {"tokens_per_s": rates | {result.cache_key: result.columns[-1].median_tokens_per_s}}
+    fields = {"tokens_per_s": rates | {result.cache_key: result.columns[1].median_tokens_per_s}}
     _files.write_cache(_cache(), fields, kind=CACHE_KIND, schema=CACHE_SCHEMA)
     return previous
 

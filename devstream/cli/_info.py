@@ -74,7 +74,10 @@ def look(name: str) -> Found:
         state = "available" if reason is None else "by name"
         devices = tuple(_ask(backend, index) for index in range(backend.device_count()))
         return Found(name, backend.device_type, state, reason or "", devices)
-    except Exception as error:  # a plug-in may raise anything, and one broken plug-in must not hide the others
+    except (
+        Exception,
+        SystemExit,
+    ) as error:  # a plug-in may raise anything, and one broken plug-in must not hide the others
         reason = f"{type(error).__name__}: {error}"
         return Found(name, str(getattr(backend, "device_type", "")), "broken", reason, ())
 

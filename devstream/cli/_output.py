@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import sys
 import textwrap
@@ -52,6 +53,13 @@ def write_note(text: str, *, file: TextIO | None = None) -> None:
     (sys.stdout if file is None else file).write(textwrap.fill(text, 100) + "\n")
 
 
+def complain(text: str) -> None:
+    """Write a line to standard error, if there is one that takes it."""
+    with contextlib.suppress(AttributeError, OSError):  # closed, so that Python has None for it; or full
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()
+
+
 class Bar(Protocol):
     """A progress bar."""
 
@@ -63,8 +71,7 @@ class Bar(Protocol):
 class _Lines:
     """Progress as lines: one each tenth of the way, so that a log stays short."""
 
-    def __init__(self, file: TextIO) -> None:
-        self._file = file
+    def __init__(self) -> None:
         self._told: tuple[int, int] | None = None
 
     def show(self, what: str, done: int, total: int) -> None:
@@ -72,15 +79,14 @@ class _Lines:
         tenth = (total, 10 * done // total)
         if tenth != self._told:
             self._told = tenth
-            self._file.write(f"{what}: {done} of {total}\n")
-            self._file.flush()
+            complain(f"{what}: {done} of {total}")
 
 
 @contextmanager
 def progress() -> Iterator[Bar]:
     """Yield a bar on standard error: rich's on a terminal, lines elsewhere."""
-    if not (has_rich() and sys.stderr.isatty()):
-        yield _Lines(sys.stderr)
+    if sys.stderr is None or not (has_rich() and sys.stderr.isatty()):
+        yield _Lines()
         return
     from rich.console import Console  # noqa: PLC0415 - optional
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn  # noqa: PLC0415

@@ -14,18 +14,18 @@ import torch
 from devstream._compat import dynamo_graph
 from devstream.compiler._captured import (
     AMBIENT,
-    MARK,
+    TORCHS_MARK,
     Captured,
     EventSource,
     Mark,
     Operation,
     StreamSource,
+    set_mark,
 )
 from devstream.compiler._nodes import Said, line_of, name_of, read, unsupported
 from devstream.compiler._resolve import pattern
 from devstream.exceptions import UnsupportedError
 
-_TORCHS_MARK = "stream"
 _NO_COMPUTE = ("placeholder", "output", "get_attr")
 
 
@@ -56,6 +56,7 @@ class _Capture:
         self.queues = tuple(queues) if queues is not None else pattern(self.names.streams, self.names.examples())
         self.count = max(self.queues) + 1
         self.epochs = [0] * self.count
+        self.late = False
         self.events: list[EventSource] = []
         self.event_numbers: dict[tuple[str, int], int] = {}
         self.operations: list[Operation] = []
@@ -100,7 +101,7 @@ class _Capture:
                 self._add(said, path, node.name, line)
             waiting, lines = [], []
             stream = self._stream(node)
-            _set_mark(node, None if node.op in _NO_COMPUTE else Mark(stream, self.epochs[stream]))
+            set_mark(node, None if node.op in _NO_COMPUTE else Mark(stream, self.epochs[stream]))
             if dynamo_graph.operator_name(node):
                 self._enter(node, module, path)
         for node in reversed(gone):
@@ -113,7 +114,7 @@ class _Capture:
             module.recompile()
 
     def _stream(self, node: torch.fx.Node) -> int:
-        slot = (node.meta.get("custom") or {}).get(_TORCHS_MARK)
+        slot = (node.meta.get("custom") or {}).get(TORCHS_MARK)
         return AMBIENT if slot is None else self._number(slot)
 
     def _number(self, slot: int) -> int:
@@ -143,6 +144,7 @@ class _Capture:
                 device=said.device,
                 ends=ends,
                 line=line,
+                backward=self.late,
             )
         )
 
@@ -185,8 +187,10 @@ class _Capture:
             self._whole(node, operator, [sub for _, sub in subgraphs])
             return
         for (name, subgraph), role in zip(subgraphs, roles, strict=True):
-            before = list(self.epochs)
+            before, late = list(self.epochs), self.late
+            self.late = late or role == "backward"
             self._walk(subgraph, f"{path}.{name}" if path else name)
+            self.late = late
             if role == "backward":  # runs later, when this graph is done
                 self.epochs = before
 
@@ -209,10 +213,10 @@ class _Capture:
                 inner.graph.erase_node(inner)
         stream = found.pop() if found else self._stream(node)
         mark = Mark(stream, self.epochs[stream])
-        _set_mark(node, mark)
+        set_mark(node, mark)
         for subgraph in subgraphs:
             for inner in _every_node(subgraph):
-                _set_mark(inner, None if inner.op in _NO_COMPUTE else mark)
+                set_mark(inner, None if inner.op in _NO_COMPUTE else mark)
             subgraph.recompile()
 
     # -- inputs and outputs ------------------------------------------------------------------------------
@@ -250,7 +254,7 @@ class _Capture:
                 last = graph.placeholder(f"handle_{made.name}")
             last.meta.update(made.meta)
             dynamo_graph.give_source(last)
-            _set_mark(last, None)
+            set_mark(last, None)
             inputs.append(f"event {self._event_of(made, line_of(made))}")
             made.replace_all_uses_with(last)
             graph.erase_node(made)
@@ -328,15 +332,6 @@ def _every_node(module: torch.fx.GraphModule) -> list[torch.fx.Node]:
             for _, inner in _subgraphs(node, module):
                 found += _every_node(inner)
     return found
-
-
-def _set_mark(node: torch.fx.Node, mark: Mark | None) -> None:
-    # A new dict each time: nodes that were made together share one.
-    custom = {key: value for key, value in (node.meta.get("custom") or {}).items() if key != _TORCHS_MARK}
-    if mark is not None:
-        custom[MARK] = tuple(mark)
-    if custom or "custom" in node.meta:
-        node.meta["custom"] = custom
 
 
 def _clone(module: torch.fx.GraphModule) -> torch.fx.GraphModule:

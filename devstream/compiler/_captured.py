@@ -21,6 +21,9 @@ import torch
 #: The key of our marks in a node's ``meta["custom"]``; AOT Autograd carries them to the backward nodes.
 MARK = "devstream"
 
+#: The key of torch's own marks there.
+TORCHS_MARK = "stream"
+
 #: The stream that is current when the compiled function is called.
 AMBIENT = 0
 
@@ -91,6 +94,7 @@ class Operation:
         device: what ``synchronize_device`` waits for.
         ends: the marks (stream, epoch) that this operation ends; see the note above.
         line: the user's file, line and function.
+        backward: it stood in the backward of an autograd.Function, which runs later.
     """
 
     kind: Kind
@@ -103,6 +107,7 @@ class Operation:
     device: str | None = None
     ends: tuple[Mark, ...] = ()
     line: str = ""
+    backward: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,4 +149,28 @@ def mark_of(node: torch.fx.Node) -> Mark | None:
     return None if found is None else Mark(*found)
 
 
-__all__ = ["AMBIENT", "MARK", "Captured", "EventSource", "Kind", "Mark", "Operation", "StreamSource", "mark_of"]
+def set_mark(node: torch.fx.Node, mark: Mark | None) -> None:
+    """Give *node* this mark, or none, and take torch's own mark away."""
+    # A new dict each time: nodes that were made together share one.
+    custom = {
+        key: value for key, value in (node.meta.get("custom") or {}).items() if key not in (TORCHS_MARK, MARK)
+    }
+    if mark is not None:
+        custom[MARK] = tuple(mark)
+    if custom or "custom" in node.meta:
+        node.meta["custom"] = custom
+
+
+__all__ = [
+    "AMBIENT",
+    "MARK",
+    "TORCHS_MARK",
+    "Captured",
+    "EventSource",
+    "Kind",
+    "Mark",
+    "Operation",
+    "StreamSource",
+    "mark_of",
+    "set_mark",
+]

@@ -6,19 +6,21 @@ step of its own, such as a copy). Hence at most one region more on a stream than
 
 [Note: Overlap costs regions]
 An event can't be recorded in the middle of a region. ``a; record; b`` as one region records behind b, and whoever
-waits for a waits for b as well. Where costs are known, a region ends before it would delay another stream, or
-itself, by more than *delay_us*; where they aren't, there are as few regions as possible.
+waits for a waits for b as well. So while regions are filled, each stream's time is added up from the costs of its
+nodes. A region ends where it would leave another stream without work, or would itself stand still with work in
+hand, for more than *delay_us*. A stream that has other work to go on with loses nothing, so nothing ends for it.
+Where costs aren't known, there are as few regions as possible.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from heapq import heappop, heappush
 
 from devstream.compiler._graph import FREE_OF_WORK, OWN_STEP, Graph, Kind, OpKind
-from devstream.compiler._order import Order, entry, roots
+from devstream.compiler._order import Order, roots
 
 
 class GroupKind(StrEnum):
@@ -57,6 +59,17 @@ def anchored(graph: Graph) -> set[str]:
     return names
 
 
+@dataclass(slots=True)
+class _Region:
+    """A region in the making: when it can start, what it costs, and who waits since when for its end."""
+
+    start: float
+    cost: float = 0.0
+    items: list[int] = field(default_factory=list)
+    waiting: dict[int | None, float] = field(default_factory=dict)
+    busy: dict[int | None, float] = field(default_factory=dict)
+
+
 class _Cutter:
     """The state of the list scheduler."""
 
@@ -65,10 +78,12 @@ class _Cutter:
         self.count = order.end(0)
         self.root = roots(self.graph)
         keep = anchored(self.graph)
+        # An item of an operation's tuple is made with the tuple; one of a view's tuple is a view itself.
         self.ghosts = {
             item
             for item, node in enumerate(self.graph.nodes)
-            if node.kind is Kind.ITEM or (node.kind is Kind.VIEW and not keep.intersection(node.makes))
+            if (node.kind is Kind.ITEM and self.root[node.makes[0]] == node.makes[0])
+            or (node.kind in FREE_OF_WORK and not keep.intersection(node.makes))
         }
         self.attached = self._attached()
         self.stream = [self._stream(item) for item in range(self.count)]
@@ -82,7 +97,6 @@ class _Cutter:
                 self.foreign[self.stream[item]] += self.stream[other] != self.stream[item]
         self.lacking: dict[tuple[int, int | None], int] = defaultdict(int)
         self.exports = self._exports()
-        self.seen: dict[tuple[int | None, int | None], int] = {}
         self.issued: dict[int, int] = {}
         self.groups: list[Group] = []
         self.work: dict[int, list[tuple[float, int]]] = defaultdict(list)
@@ -90,6 +104,17 @@ class _Cutter:
         self.lazy: list[tuple[float, int]] = []
         self.holding: list[tuple[float, int]] = []
         self.instant: deque[int] = deque()
+        #: When each stream is done with what it was given, and when each item is, in microseconds.
+        self.time: dict[int | None, float] = defaultdict(float)
+        self.finish: dict[int, float] = {}
+        #: Who waits for an event; None is somebody outside of the graph.
+        self.waiters: dict[int | None, set[int | None]] = defaultdict(set)
+        for op in self.graph.ops:
+            if op.kind is OpKind.WAIT:
+                self.waiters[op.event].add(op.stream)
+        self.on: dict[int | None, list[int]] = defaultdict(list)
+        for item in range(self.count):
+            self.on[self.stream[item]].append(item)
 
     def _attached(self) -> dict[int, list[int]]:
         """Return for a node the items of its tuple, and theirs."""
@@ -133,14 +158,18 @@ class _Cutter:
                     self.lacking[item, self.stream[other]] += 1
         return found
 
-    def _export(self, item: int) -> bool:
-        """Take *item*; say whether another stream could go on now if the region ended here."""
+    def _export(self, item: int) -> set[int | None]:
+        """Take *item*; return the streams that could go on with it if the region ended here."""
+        found: set[int | None] = set()
         for other in self.exports.get(item, ()):
             self.lacking[other, self.stream[item]] -= 1
-        # A record that is ready waits only for the region to end.
-        return bool(self.instant) or any(
-            not self.lacking[other, self.stream[item]] for other in self.exports.get(item, ())
-        )
+            if not self.lacking[other, self.stream[item]]:
+                found.add(self.stream[other])
+        for ready in self.instant:  # a record that is ready waits only for the region to end
+            op = self.order.op(ready)
+            if op is not None and op.kind is OpKind.RECORD:
+                found |= self.waiters[op.event] or {None}
+        return found - {self.stream[item]}
 
     def run(self) -> tuple[Group, ...]:
         """Issue everything."""
@@ -213,48 +242,79 @@ class _Cutter:
 
     def _fill(self, stream: int) -> None:
         """Issue the work of *stream* until nothing of it is ready."""
-        region: list[int] = []
-        cost = exported = 0.0
-        exporting = False
+        region = _Region(self.time[stream])
         while self.work[stream] or self.own[stream]:
             _, item = self._head(stream)
             own = bool(self.own[stream]) and self.own[stream][0][1] == item
-            delay = self._cost(item) + exported if exporting else 0.0
-            late = delay > self.delay_us or (cost > self.delay_us and self._imports(item, stream))
-            if region and (own or late):
-                self._issue(GroupKind.REGION, region)
-                region, cost, exported, exporting = [], 0.0, 0.0, False
+            if region.items and (own or self._late(region, item, stream)):
+                region = self._close(region, stream)
                 continue  # a record may have made something ready
             heappop((self.own if own else self.work)[stream])
+            arrival = self._arrival(item, stream)
             if own:
+                self.time[stream] = self.finish[item] = max(self.time[stream], arrival) + self._cost(item)
                 self._issue(GroupKind.NODE if item < len(self.graph.nodes) else GroupKind.WRITE_BACK, [item])
+                region = _Region(self.time[stream])
                 continue
-            region.append(item)
-            cost += self._cost(item)
-            exported += self._cost(item) if exporting else 0.0
-            self._learn(item, stream)
+            region.items.append(item)
+            region.start = max(region.start, arrival)
+            region.cost += self._cost(item)
             self._release(item)
-            exporting = self._export(item) or exporting
-        if region:
-            self._issue(GroupKind.REGION, region)
+            for waiting in self._export(item):
+                region.waiting.setdefault(waiting, region.start + region.cost)
+        if region.items:
+            self._close(region, stream)
+
+    def _close(self, region: _Region, stream: int) -> _Region:
+        """End *region*, and return a new one behind it."""
+        self.time[stream] = region.start + region.cost
+        self.finish.update(dict.fromkeys(region.items, self.time[stream]))
+        self._issue(GroupKind.REGION, region.items)
+        return _Region(self.time[stream])
+
+    def _late(self, region: _Region, item: int, stream: int) -> bool:
+        """Say whether *region* would hold another stream, or itself, back by taking *item* in."""
+        idle = min(region.cost, self._arrival(item, stream) - region.start)
+        if idle > self.delay_us:
+            return True
+        end = max(region.start, self._arrival(item, stream)) + region.cost + self._cost(item)
+        for waiting, since in region.waiting.items():
+            if end - since <= self.delay_us:
+                continue
+            if waiting not in region.busy:
+                region.busy[waiting] = self._busy(waiting, region)
+            if end - max(since, region.busy[waiting]) > self.delay_us:
+                return True
+        return False
+
+    def _arrival(self, item: int, stream: int) -> float:
+        """Return when what *item* needs of other streams is there."""
+        return max(
+            (self.finish.get(other, 0.0) for other in self.order.needs[item] if self._foreign(other, stream)),
+            default=0.0,
+        )
+
+    def _foreign(self, item: int, stream: int) -> bool:
+        return 0 <= item < self.count and self.stream[item] != stream
+
+    def _busy(self, stream: int | None, region: _Region) -> float:
+        """Return until when *stream* has work that needs nothing of *region*."""
+        if stream is None:
+            return 0.0
+        inside, free = set(region.items), set()
+        total = self.time[stream]
+        for item in self.on[stream]:
+            if item not in self.issued and all(
+                other in free or (other in self.issued and other not in inside)
+                for other in self.order.before[item]
+            ):
+                free.add(item)
+                total += self._cost(item)
+        return total
 
     def _cost(self, item: int) -> float:
         node = self.order.node(item)
         return (node.cost_us or 0.0) if node is not None else 0.0
-
-    def _imports(self, item: int, stream: int) -> bool:
-        """Whether *item* brings a wait for something that *stream* has not waited for yet."""
-        return any(
-            self.stream[other] != stream and self.issued[other] > self.seen.get((stream, self.stream[other]), -1)
-            for other in self.order.needs[item]
-            if other > entry(0)
-        )
-
-    def _learn(self, item: int, stream: int) -> None:
-        for other in self.order.needs[item]:
-            if other > entry(0) and self.stream[other] != stream:
-                pair = (stream, self.stream[other])
-                self.seen[pair] = max(self.seen.get(pair, -1), self.issued[other])
 
 
 __all__ = ["DELAY_US", "Group", "GroupKind", "anchored", "cut"]

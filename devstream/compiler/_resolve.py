@@ -18,7 +18,9 @@ import torch
 from devstream import _handles, _registry, _trace_ops
 from devstream._compat import dynamo_graph
 from devstream._objects import as_stream
+from devstream.abc import AnyBackend
 from devstream.compiler._captured import AMBIENT, Captured, EventSource, StreamSource
+from devstream.exceptions import UnsupportedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +80,30 @@ def pattern(sources: Sequence[StreamSource], streams: Sequence[Any]) -> tuple[in
     """Return for each source the number of its queue; *streams* are the objects of all but the ambient one."""
     numbers: dict[tuple[str, int, int], int] = {}
     found = [AMBIENT]
-    backend = _registry.default_backend()
+    backend = backend_of(streams)
     here = backend.stream_key(backend.current_stream(None))
     for item in streams:
-        backend, own = as_stream(item)
-        key = backend.stream_key(own)
+        key = backend.stream_key(as_stream(item)[1])
         found.append(AMBIENT if key == here else numbers.setdefault(key, len(numbers) + 1))
     assert len(found) == len(sources)
     return tuple(found)
+
+
+def backend_of(streams: Sequence[Any]) -> AnyBackend:
+    """Return the backend of *streams*, the default one where there are none.
+
+    Raises:
+        UnsupportedError: they are of more than one.
+    """
+    found = {backend.name: backend for backend, _ in map(as_stream, streams)}
+    if len(found) > 1:
+        raise UnsupportedError(
+            operation=f"streams of {' and '.join(sorted(found))} in one compiled function",
+            backend="devstream's compiler",
+            capability="an order between streams of two backends",
+            alternative="compile the parts apart",
+        )
+    return next(iter(found.values()), None) or _registry.default_backend()
 
 
 def resolve(captured: Captured, streams: Sequence[Any], natives: Sequence[Any], arguments: Sequence[Any]) -> Call:
@@ -115,4 +133,4 @@ def ambient() -> Any:
     return _registry.default_backend().current_stream(None)
 
 
-__all__ = ["Call", "Resolver", "ambient", "pattern", "resolve"]
+__all__ = ["Call", "Resolver", "ambient", "backend_of", "pattern", "resolve"]

@@ -64,9 +64,14 @@ class Feed:
 
     def take(self, number: int) -> torch.Tensor:
         """Return batch *number*; the current stream waits for its copy. Say `give_back` after its last reader."""
+        tensor, ready = self.look(number)
+        ready.wait(current_stream(self._device))
+        return tensor
+
+    def look(self, number: int) -> tuple[torch.Tensor, Event]:
+        """Return batch *number* and the event behind its copy, for who waits himself. See `take`."""
         place = self._find(number)
-        place.ready.wait(current_stream(self._device))
-        return place.tensor
+        return place.tensor, place.ready
 
     def give_back(self, number: int) -> None:
         """Let the place of batch *number* be used again once the current stream has passed this point."""

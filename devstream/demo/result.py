@@ -51,8 +51,10 @@ class Result:
 
     Attributes:
         columns: what was compared, on the same steps from the same weights.
+        compared_steps: how many steps that were, in each segment.
         snapshots: evaluation loss by step, from snapshots taken while training went on.
         versions: of what took part.
+        not_compiled: why there is no column of compiled steps; empty where there is one.
         picture: where the picture of the timeline is; None: not drawn.
     """
 
@@ -64,12 +66,14 @@ class Result:
     parameters: int
     text_bytes: int
     columns: tuple[Column, ...]
+    compared_steps: int
     loss_before: float
     loss_after: float
     snapshots: dict[int, float]
     training_s: float
     total_s: float
     versions: dict[str, str]
+    not_compiled: str = ""
     picture: str | None = None
 
     @property
@@ -93,7 +97,8 @@ class Result:
     @property
     def cache_key(self) -> str:
         """What a run must have in common with an earlier one to be compared with it."""
-        return f"{self.device_name}, {self.size}"
+        torch = self.versions.get("torch", "unknown")
+        return f"{self.device_name}, {self.size}, {self.steps} steps, torch {torch}"
 
     def as_json(self) -> dict[str, Any]:  # Any: JSON
         """Return all fields and what follows from them; a number that isn't finite is null."""

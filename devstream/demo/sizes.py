@@ -18,7 +18,8 @@ class Size:
         learning_rate: the highest.
         evaluation_batches: of held-out text, for the losses before and after.
         snapshot_batches: how many of these a snapshot is evaluated on.
-        compared_steps: steps of one segment of the comparison with and without side streams.
+        compared_steps: steps of one segment of the comparison with and without side streams; fewer where the
+            training is short.
         compared_pairs: how often each side of the comparison is run.
     """
 

@@ -7,6 +7,13 @@ from dataclasses import dataclass
 
 from devstream.demo.result import Column, Result
 
+#: Why the CPU's copies take longer beside the training than in its queue.
+_HAND_OVER = (
+    "Copy time rises with side streams on the CPU: a copy in the training's own queue runs in the training's "
+    "thread, one of a side stream on a thread of that stream. Its time counts from its issue, so it includes the "
+    "hand-over to that thread, and the wait for a core where the training uses all of them."
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Table:
@@ -23,7 +30,8 @@ def as_table(result: Result, *, previous_tokens_per_s: float | None = None) -> T
 
     Args:
         result: a whole run.
-        previous_tokens_per_s: of the run before, with side streams, on the same device and size; None: none.
+        previous_tokens_per_s: of the run before, with side streams in eager, of the same device, size, steps and
+            torch; None: there was none.
     """
     columns = result.columns
     heads = ("", *(column.name for column in columns), "previous run")
@@ -46,11 +54,17 @@ def as_table(result: Result, *, previous_tokens_per_s: float | None = None) -> T
         f"{result.total_s:.0f} s in all"
     )
     how = (
-        "Compared: the same first steps from the same weights, in turn without and with side streams. Copy time, "
-        "and what was hidden of it under training and evaluation, are from the timestamps of both."
+        f"Compared: the same first steps ({result.compared_steps}) from the same weights, in turn in each "
+        "way. Copy time, and what was hidden of it under training and evaluation, are from the "
+        "timestamps of both. The previous run is one of the same device, size, steps and torch."
     )
-    notes = (f"{result.device}: {result.device_name}", run, took, how)
-    return Table(f"devstream demo on {result.device}", heads, rows, notes)
+    notes = [f"{result.device}: {result.device_name}", run, took, how]
+    if result.not_compiled:
+        notes.append(f"Not compiled: {result.not_compiled}.")
+    alone, beside = columns[0].copy_ms, columns[1].copy_ms
+    if result.device.partition(":")[0] == "cpu" and alone is not None and beside is not None and beside > alone:
+        notes.append(_HAND_OVER)
+    return Table(f"devstream demo on {result.device}", heads, rows, tuple(notes))
 
 
 def _spread(column: Column) -> str:

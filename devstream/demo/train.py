@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -76,6 +77,16 @@ class Training:
         synchronize(device)
         self.restart()
 
+    @cached_property
+    def _forward(self) -> Callable[[torch.Tensor, Event], torch.Tensor]:
+        return torch.compile(self._waits_and_runs, backend="devstream", fullgraph=True)
+
+    def _waits_and_runs(self, text: torch.Tensor, ready: Event) -> torch.Tensor:
+        """Do what `Feed.take` and the model do; compiled, the wait is a step of the compiled program."""
+        ready.wait(current_stream(text.device))
+        loss: torch.Tensor = self.model(text)
+        return loss
+
     def restart(self) -> None:
         """Go back to the weights before the first step."""
         self.model.reset(torch.Generator().manual_seed(self._seed))
@@ -95,6 +106,7 @@ class Training:
         last: int,
         *,
         queues: Queues,
+        compiled: bool = False,
         watched: bool = False,
         evaluate_every: int = 0,
         on_step: OnStep | None = None,
@@ -105,6 +117,7 @@ class Training:
             first: number of the first step, which is also that of its batch.
             last: number of the first step that is not done.
             queues: where copies and evaluation go.
+            compiled: run the wait for a batch and the model through ``torch.compile(backend="devstream")``.
             watched: bracket all work with timed events (where the device keeps time).
             evaluate_every: take a snapshot after so many steps and evaluate it while training goes on; 0: never.
                 The last step has none: nothing would go on.
@@ -125,7 +138,8 @@ class Training:
         if first < last:
             feed.send(first)
         for step in range(first, last):
-            meter.add(step, self._step(step, feed, evaluation, watch, sends=step + 1 < last))
+            loss = self._step(step, feed, evaluation, watch, sends=step + 1 < last, compiled=compiled)
+            meter.add(step, loss)
             evaluation.advance()
             if evaluate_every and (step + 1) % evaluate_every == 0 and step + 1 < last:
                 evaluation.snapshot(step + 1)
@@ -136,10 +150,18 @@ class Training:
         evaluated = {result.step: float(result.loss) for result in evaluation.results}
         return Segment(meter.losses(), evaluated, tokens, seconds, watch.spans())
 
-    def _step(self, step: int, feed: Feed, evaluation: Evaluation, watch: Watch, *, sends: bool) -> torch.Tensor:
-        text = feed.take(step)
-        with watch.span(TRAINING, "forward"):
-            loss: torch.Tensor = self.model(text)
+    def _step(
+        self, step: int, feed: Feed, evaluation: Evaluation, watch: Watch, *, sends: bool, compiled: bool
+    ) -> torch.Tensor:
+        if compiled:
+            text, ready = feed.look(step)
+            ready.wait(current_stream(self.device))  # before the span: waiting for the batch is not training
+            with watch.span(TRAINING, "forward"):
+                loss: torch.Tensor = self._forward(text, ready)
+        else:
+            text = feed.take(step)
+            with watch.span(TRAINING, "forward"):
+                loss = self.model(text)
         if sends:
             feed.send(step + 1)  # in the middle of this step, so that it runs under the rest of it
         with watch.span(TRAINING, "backward"):

@@ -12,18 +12,19 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections import deque
+from functools import cache
 from typing import Any
 
 import torch
 
-from devstream import _observe
+from devstream import _fork, _observe
 from devstream._objects import as_stream
 from devstream._streams import Event, backend, named_stream
 from devstream._streams import stream as switch
 from devstream.abc import AnyBackend, Capability, StreamArg
 from devstream.exceptions import (
     BlockingCopyWarning,
+    CaptureError,
     DeviceMismatchError,
     StreamTypeError,
     UnsupportedError,
@@ -35,10 +36,13 @@ from devstream.typing import DeviceArg
 #: The directions in which one side is host memory, in words.
 _HOST = {"h2d": "from host to device", "d2h": "from device to host"}
 
-_kept: deque[tuple[Event, tuple[torch.Tensor, ...]]] = deque()
+_EXPECTED = "a dense strided tensor (copy the parts of another kind, its values and indices, one by one)"
+
+_kept: list[tuple[Event, tuple[torch.Tensor, ...]]] = []
 _slots: dict[tuple[str, int], Slots] = {}
 _warned: set[tuple[str, str]] = set()
-_lock = threading.Lock()
+_lock = threading.RLock()
+_fork.renew(globals())
 
 
 def copy(
@@ -47,8 +51,8 @@ def copy(
     """Return a copy of *tensor* on *device*, and the event after which it may be read.
 
     Args:
-        tensor: any strided tensor. Don't change it in place before the event: the copy may still be reading it.
-            You may drop it. The copy is data only: autograd doesn't see it.
+        tensor: any dense strided tensor, neither quantized nor nested. Don't change it in place before the event:
+            the copy may still be reading it. You may drop it. The copy is data only: autograd doesn't see it.
         device: where the copy goes. The device that the tensor is on is allowed, and gives a copy all the same
             (a snapshot).
         stream: what does the copying. Default: one stream a device and direction (``named_stream("h2d")`` of the
@@ -56,7 +60,7 @@ def copy(
             directions of a link are used.
 
     Raises:
-        StreamTypeError: *tensor* is no strided tensor.
+        StreamTypeError: *tensor* is no such tensor.
         DeviceMismatchError: *stream* is on neither device.
         UnsupportedError: the devices are accelerators of two types.
 
@@ -71,9 +75,13 @@ def copy(
         ours by the host, which waits only when all slots are still being read. Where the backend has no
         page-locked memory, the copy blocks, and `BlockingCopyWarning` says so once.
     """
-    if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
-        raise StreamTypeError(operation="overlap.copy", got=_describe(tensor), expected="a strided tensor")
+    # Before anything is issued: what torch can't copy would fail on the stream's thread, and the stream with it.
+    if not isinstance(tensor, torch.Tensor) or _oddity(tensor):
+        raise StreamTypeError(operation="overlap.copy", got=_describe(tensor), expected=_EXPECTED)
     tensor = tensor.detach()
+    if not _has_kernel(tensor.dtype):
+        there, ready = copy(tensor.view(torch.uint8), device, stream=stream)
+        return there.view(tensor.dtype), ready
     owner, target, direction = _route(tensor, device)
     home = tensor.device if tensor.device.type == owner.device_type else target
     # The CPU's tensors don't say which virtual device they belong to: the one that is current here.
@@ -119,8 +127,25 @@ def copy(
     return destination, ready
 
 
+def _oddity(tensor: torch.Tensor) -> str:
+    """Say what keeps *tensor* from being copied as a block of elements with strides; nothing: ``""``."""
+    if tensor.layout is not torch.strided:
+        return f"of layout {tensor.layout}"
+    return "that is nested" if tensor.is_nested else "that is quantized" if tensor.is_quantized else ""
+
+
 def _describe(tensor: object) -> str:
-    return f"a tensor of layout {tensor.layout}" if isinstance(tensor, torch.Tensor) else repr(tensor)
+    return f"a tensor {_oddity(tensor)}" if isinstance(tensor, torch.Tensor) else repr(tensor)
+
+
+@cache
+def _has_kernel(dtype: torch.dtype) -> bool:
+    """Say whether torch copies elements of *dtype* on the host; not those of ``torch.uint4`` and its like."""
+    try:
+        torch.empty(1, dtype=dtype, device="cpu").copy_(torch.empty(1, dtype=dtype, device="cpu"))
+    except NotImplementedError:
+        return False
+    return True
 
 
 def _route(tensor: torch.Tensor, device: DeviceArg) -> tuple[AnyBackend, torch.device, str]:
@@ -196,20 +221,33 @@ def _keep(
     for tensor in tensors:
         if tensor.device.type != owner.device_type:
             held.append(tensor)
-        elif user is not None and Capability.RECORD_STREAM in owner.stream_capabilities(user):
-            owner.record_stream(tensor, user)
+        elif user is not None:
+            if Capability.RECORD_STREAM in owner.stream_capabilities(user):
+                owner.record_stream(tensor, user)
+            else:
+                held.append(tensor)
             if _observe.subscribers:
                 _observe.publish(_observe.RecordStream(tensor, user))
-        elif user is not None:
-            held.append(tensor)
     with _lock:
-        if held:
-            _kept.append((ready, tuple(held)))
-        # Of several streams, so not in the order of their ends; the ones not done go to the back.
-        for _ in range(len(_kept)):
-            entry = _kept.popleft()
-            if not entry[0].query():
-                _kept.append(entry)
+        entries, _kept[:] = [*_kept, (ready, tuple(held))] if held else _kept[:], []
+    # Without the lock: a backend is asked, and with the last reference to a tensor its finalizers may copy.
+    waiting, asked = [], 0
+    try:
+        for entry in entries:  # of several streams, so not in the order of their ends
+            if not _has_happened(entry[0]):
+                waiting.append(entry)
+            asked += 1
+    finally:
+        with _lock:
+            _kept[:0] = waiting + entries[asked:]
+
+
+def _has_happened(event: Event) -> bool:
+    try:
+        # Not Event.query: an observer would take it for the user's question.
+        return event._backend.query_event(event.native)
+    except CaptureError:  # not to be asked now; a later copy will
+        return False
 
 
 def _warn_blocking(owner: AnyBackend, direction: str) -> None:

@@ -60,7 +60,7 @@ class Slots:
     def __init__(self, allocate: Callable[[int], torch.Tensor]) -> None:
         self._allocate = allocate
         self._by_size: dict[int, list[Slot]] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # re-entrant: a finalizer may copy something
 
     def take(self, tensor: torch.Tensor) -> Slot:
         """Return a slot that *tensor* fits into and that no copy reads; say `Slot.busy_until` once it is issued.

@@ -8,7 +8,7 @@ from typing import Any
 
 from devstream._streams import Event, backend, current_stream
 from devstream.abc import StreamArg
-from devstream.report.timeline import Span
+from devstream.report.timeline import Span, check_text
 from devstream.typing import DeviceArg
 
 
@@ -42,7 +42,12 @@ class Recorder:
         """Return a context whose work on *stream* (default: the current one) becomes one span.
 
         Adds no order between streams, and doesn't block the host. Work that raised leaves no span.
+
+        Raises:
+            StreamTypeError: *lane* or *name* is no text.
         """
+        check_text("Recorder.span(lane)", lane)
+        check_text("Recorder.span(name)", name)
         return _Open(self, lane, name, current_stream(self._device) if stream is None else stream)
 
     def spans(self) -> list[Span]:
@@ -67,15 +72,20 @@ class _Open:
 
     def __init__(self, recorder: Recorder, lane: str, name: str, stream: Any) -> None:  # Any: of any backend
         self._recorder, self._lane, self._name, self._stream = recorder, lane, name, stream
+        self._start: Event | None = None
 
     def __enter__(self) -> None:
-        self._start = Event(self._recorder._device, enable_timing=True)
-        self._start.record(self._stream)
+        if self._start is not None:
+            raise ValueError(f"span {self._name!r} is open already; ask Recorder.span for one more")
+        start = Event(self._recorder._device, enable_timing=True)
+        start.record(self._stream)
+        self._start = start
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None:
+        start, self._start = self._start, None
+        if kind is None and start is not None:
             end = Event(self._recorder._device, enable_timing=True)
             end.record(self._stream)
-            self._recorder._brackets.append(_Bracket(self._lane, self._name, self._start, end))
+            self._recorder._brackets.append(_Bracket(self._lane, self._name, start, end))

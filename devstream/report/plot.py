@@ -10,7 +10,7 @@ from typing import Any
 
 from devstream import _files
 from devstream.exceptions import MissingExtraError
-from devstream.report.timeline import Span, lanes, overlap
+from devstream.report.timeline import Span, check_text, checked, lanes, overlap
 
 
 def check_available() -> None:
@@ -26,13 +26,19 @@ def write_picture(spans: Iterable[Span], path: str | Path, *, title: str = "") -
 
     Raises:
         MissingExtraError: matplotlib is not installed.
+        StreamTypeError: *spans* has something else than spans, or *title* is no text.
+        ValueError: the name of *path* doesn't end with ``.png``.
         OSError: the file can't be written.
     """
+    if Path(path).suffix.lower() != ".png":
+        raise ValueError(f"the picture is a PNG, so its name ends with .png, unlike {str(path)!r}")
     _files.write_bytes(Path(path), draw(spans, title=title))
 
 
 def draw(spans: Iterable[Span], *, title: str = "") -> bytes:
     """Return the picture as the bytes of a PNG; raises as `write_picture` does."""
+    check_text("write_picture(title=)", title)
+    spans = checked(spans)
     check_available()
     # Not pyplot: it keeps global state and may want a display.
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - only when a picture is drawn

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from devstream.report.timeline import Span, intersection, lanes, measure, overlap, union
+from devstream.exceptions import StreamTypeError
+from devstream.report.timeline import Span, checked, intersection, lanes, measure, overlap, union
 
 #: A cell of a bar by how much of it was busy: not at all, less than half, more.
 _MARKS = " -#"
@@ -14,11 +15,14 @@ def as_text(spans: Iterable[Span], *, width: int = 60) -> str:
     """Return the picture of *spans* in *width* characters a bar, plain ASCII.
 
     Raises:
+        StreamTypeError: *spans* has something else than spans, or *width* is no int.
         ValueError: *width* is less than one.
     """
+    if isinstance(width, bool) or not isinstance(width, int):
+        raise StreamTypeError(operation="as_text(width=)", got=width, expected="an int")
     if width < 1:
         raise ValueError(f"width={width}: a bar has one character or more")
-    spans = list(spans)
+    spans = checked(spans)
     if not spans:
         return "no spans"
     start = min(span.start_ms for span in spans)

@@ -7,14 +7,22 @@ measured intervals enter: no time is hidden because somebody meant it to be.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from devstream.exceptions import StreamTypeError
+
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One piece of work: *name* ran in *lane* from *start_ms* to *end_ms*, by the device's clock."""
+    """One piece of work: *name* ran in *lane* from *start_ms* to *end_ms*, by the device's clock.
+
+    Raises:
+        StreamTypeError: *lane* or *name* is no text, or a time no number.
+        ValueError: a time is not finite, or the end lies before the start.
+    """
 
     lane: str
     name: str
@@ -22,6 +30,13 @@ class Span:
     end_ms: float
 
     def __post_init__(self) -> None:
+        for which, text in (("lane", self.lane), ("name", self.name)):
+            check_text(f"Span({which}=)", text)
+        for which, time_ms in (("start_ms", self.start_ms), ("end_ms", self.end_ms)):
+            if isinstance(time_ms, bool) or not isinstance(time_ms, int | float):
+                raise StreamTypeError(operation=f"Span({which}=)", got=time_ms, expected="a number, in ms")
+            if not math.isfinite(time_ms):
+                raise ValueError(f"span {self.name!r} has {which}={time_ms}, which is not finite")
         if not self.start_ms <= self.end_ms:
             raise ValueError(
                 f"span {self.name!r} ends at {self.end_ms} ms, before its start at {self.start_ms} ms"
@@ -46,6 +61,26 @@ class Exposure:
 Intervals: TypeAlias = list[tuple[float, float]]
 
 
+def check_text(operation: str, text: object) -> None:
+    """Raise `StreamTypeError` where *text*, what *operation* takes for a name, is none."""
+    if not isinstance(text, str):
+        raise StreamTypeError(operation=operation, got=text, expected="a str")
+
+
+def checked(spans: Iterable[Span]) -> list[Span]:
+    """Return *spans* as a list; raise `StreamTypeError` where one of them is none."""
+    found = list(spans)
+    for one in found:
+        if not isinstance(one, Span):
+            raise StreamTypeError(operation="a report", got=one, expected="objects of devstream.report.Span")
+    return found
+
+
+def _check_lanes(which: str, names: Collection[str] | None) -> None:
+    if isinstance(names, str):  # a collection of its letters, which are no lanes
+        raise StreamTypeError(operation=which, got=repr(names), expected="several lanes, as {'copies'}")
+
+
 def lanes(spans: Iterable[Span]) -> list[str]:
     """Return the lanes, in the order of their first appearance."""
     return list(dict.fromkeys(span.lane for span in spans))
@@ -56,16 +91,27 @@ def overlap(spans: Iterable[Span], *, under: Collection[str] | None = None) -> d
 
     Args:
         spans: may overlap, in one lane too: time counts once a lane.
-        under: the lanes that count as cover (default: all others). A lane never covers itself.
+        under: the lanes that count as cover (default: all others). A lane never covers itself, and one without
+            spans covers nothing.
+
+    Raises:
+        StreamTypeError: *spans* has something else than spans, or *under* is a str.
     """
-    spans = list(spans)
+    _check_lanes("overlap(under=)", under)
+    spans = checked(spans)
     busy = {lane: union((s.start_ms, s.end_ms) for s in spans if s.lane == lane) for lane in lanes(spans)}
     return {lane: _exposure(lane, busy, busy if under is None else under) for lane in busy}
 
 
 def together(spans: Iterable[Span], of: Collection[str], *, under: Collection[str]) -> Exposure:
-    """Return how much of the time in which any of the lanes *of* was busy was hidden under the lanes *under*."""
-    spans = list(spans)
+    """Return how much of the time in which any of the lanes *of* was busy was hidden under the lanes *under*.
+
+    Raises:
+        StreamTypeError: *spans* has something else than spans, or *of* or *under* is a str.
+    """
+    _check_lanes("together(of=)", of)
+    _check_lanes("together(under=)", under)
+    spans = checked(spans)
     merged = union((s.start_ms, s.end_ms) for s in spans if s.lane in of)
     cover = union((s.start_ms, s.end_ms) for s in spans if s.lane in under and s.lane not in of)
     return _split(merged, cover)

@@ -8,14 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from devstream import _files
-from devstream.report.timeline import Span, lanes
+from devstream.report.timeline import Span, check_text, checked, lanes
 
 KIND, SCHEMA = "devstream.trace", 1
 
 
 def chrome_trace(spans: Iterable[Span], *, process: str = "devstream") -> dict[str, Any]:  # Any: JSON
-    """Return the trace: one thread a lane, times in µs as the format wants them."""
-    spans = list(spans)
+    """Return the trace: one thread a lane, times in µs as the format wants them.
+
+    Raises:
+        StreamTypeError: *spans* has something else than spans, or *process* is no text.
+    """
+    check_text("chrome_trace(process=)", process)
+    spans = checked(spans)
     rows = {lane: number for number, lane in enumerate(lanes(spans), 1)}
     events: list[dict[str, Any]] = [{"ph": "M", "name": "process_name", "pid": 1, "args": {"name": process}}]
     for lane, row in rows.items():

@@ -15,11 +15,13 @@ from typing import Any
 
 import torch
 
-from devstream import _compat, _objects, _registry
+from devstream import _compat, _fork, _objects, _registry
 from devstream.backends.cpu import CpuBackend, CpuStream
 from devstream.exceptions import DeviceMismatchError
+from devstream.testing._deferred import Deferred
 
-_depth_lock = threading.Lock()
+_depth_lock = threading.RLock()
+_fork.renew(globals(), "_depth_lock")
 
 
 @contextmanager
@@ -45,9 +47,14 @@ def cpu(
     """Change how the CPU backend behaves inside the block, in every thread, and return that backend.
 
     Args:
-        schedule: ``"inline"`` runs work in the order of its issue.
+        schedule: ``"inline"`` runs work in the order of its issue. ``"lazy"`` runs it when somebody waits for it,
+            and runs first whatever nothing orders after it; ``"random"`` draws lots. Both leave NaN, or every bit
+            set, in what isn't written yet, so that a missing wait gives the same wrong answer each time, and a
+            correct program the right one. For operations of the calling thread.
         seed: for schedules that draw lots.
-        profile: whose limits apply; ``"cpu"`` has none.
+        profile: whose limits apply. ``"cpu"`` has none. ``"hip"``: two priorities, and a warning where more than 4
+            streams share queues. ``"mps"``: one stream, and little else. ``"external"``: a foreign handle can be
+            wrapped, entered and synchronized, but neither recorded nor waited on.
         devices: number of virtual devices.
         strict: enter `devstream.testing.strict`, and note in the calling thread which stream makes each tensor:
             ``record_stream`` of that very stream then warns, and an operation on one virtual device that reads a
@@ -60,9 +67,11 @@ def cpu(
     """
     backend = _registry.usable("cpu")
     assert isinstance(backend, CpuBackend)
-    before = backend.change(schedule=schedule, seed=seed, profile=profile, devices=devices)
     with ExitStack() as stack:
-        stack.callback(setattr, backend, "options", before)
+        stack.callback(setattr, backend, "options", backend.options)
+        backend.change(schedule=schedule, seed=seed, profile=profile, devices=devices)
+        if schedule != "inline":
+            stack.enter_context(Deferred(backend, schedule, seed))
         if strict:
             # The argument shadows the function of the same name, which the user knows by that name too.
             stack.enter_context(_strict())

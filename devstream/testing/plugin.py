@@ -6,6 +6,9 @@ A test that needs hardware carries a marker. Where the hardware is missing the t
 The fixture `backend` runs a test once on each backend: ``cpu`` always, and ``cuda``, ``rocm`` and
 ``accelerator`` under the marker of that name. ``--backend NAME`` restricts it, or names a plug-in's;
 ``DEVSTREAM_BACKEND`` restricts it too. A backend that is asked for by name must be able to run.
+
+``--racecheck`` runs every test under `devstream.racecheck`, so that a test whose code has a missing wait fails.
+``@pytest.mark.racecheck`` does so for one test; ``@pytest.mark.racecheck(False)`` leaves one out.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from devstream import _compat, _registry
 from devstream import _streams as verbs
 from devstream.abc import AnyBackend, Latch, StreamArg
 from devstream.exceptions import BackendError
+from devstream.races import racecheck
 from devstream.testing._latch import latch as hold
 from devstream.testing.recording import Recorder
 
@@ -61,11 +65,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="run tests of the `backend` fixture on this backend only; repeatable",
     )
 
+    group.addoption(
+        "--racecheck",
+        action="store_true",
+        help="run each test under devstream.racecheck: a missing wait fails it",
+    )
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register the markers, and stop the run where something required or chosen is missing."""
     for name, needs in MARKERS.items():
         config.addinivalue_line("markers", f"{name}: needs {needs}")
+    config.addinivalue_line(
+        "markers", "racecheck(on=True, **options): run under devstream.racecheck(**options), or not"
+    )
     for name in config.getoption("--require"):
         reason = missing(name)
         if reason is not None:
@@ -111,6 +124,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if stress:
             config.hook.pytest_deselected(items=stress)
             items[:] = [item for item in items if item.get_closest_marker("stress") is None]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Run the test, not its fixtures, under the race checker, where the option or the marker asks for it."""
+    mark = item.get_closest_marker("racecheck")
+    on = item.config.getoption("--racecheck") if mark is None else mark.args[0] if mark.args else True
+    if not on:
+        return (yield)
+    with racecheck(**(mark.kwargs if mark is not None else {})):
+        return (yield)
 
 
 # -- what there is ---------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from devstream import _compat, _observe
 from devstream._objects import Stream
 from devstream._observe import Notice
 from devstream.abc import Backend, Capability
+from devstream.exceptions import StreamTypeError
 
 N = TypeVar("N")
 
@@ -36,7 +37,11 @@ class Recorder:
         self.log.append(notice)
 
     def of(self, kind: type[N]) -> list[N]:
-        """Return the notices of one *kind*, in order."""
+        """Return the notices of one *kind*, in order; raises `StreamTypeError` where it is no class."""
+        if not isinstance(kind, type):
+            raise StreamTypeError(
+                operation="Recorder.of", got=kind, expected="a class of notices, as _observe.Record"
+            )
         return [notice for notice in self.log if isinstance(notice, kind)]
 
     def __enter__(self) -> Self:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import subprocess
 import sys
 import threading
 import tracemalloc
+import warnings
 import weakref
 from pathlib import Path
 
@@ -16,7 +18,9 @@ import torch
 
 import devstream
 from devstream.backends.cpu import CpuBackend, CpuOptions
-from devstream.exceptions import UnsupportedError
+from devstream.exceptions import LatchDroppedWarning, StreamInUseError, UnsupportedError
+from devstream.overlap import copy
+from devstream.testing import strict
 
 ROOT = Path(devstream.__file__).resolve().parents[1]
 
@@ -201,6 +205,34 @@ def test_synchronizing_the_device_waits_for_all_raises_the_first_error_and_clear
     devstream.synchronize("cpu:1")
 
 
+def test_an_error_that_the_stream_told_is_not_told_by_the_device_again(cpu):
+    failing = devstream.Stream("cpu:1")
+
+    def fail():
+        raise KeyError("in the task")
+
+    cpu.launch(fail, failing)
+    with pytest.raises(KeyError, match="in the task"):
+        failing.synchronize()
+    devstream.synchronize("cpu:1")
+
+
+def test_the_error_of_a_dropped_stream_is_told_by_the_device(cpu):
+    failing, gate = devstream.Stream("cpu:1"), Gate()
+
+    def fail():
+        gate()
+        raise KeyError("in the task")
+
+    cpu.launch(fail, failing)
+    del failing
+    gc.collect()
+    gate.go.set()
+    with pytest.raises(KeyError, match="in the task"):
+        devstream.synchronize("cpu:1")
+    devstream.synchronize("cpu:1")
+
+
 def test_a_current_stream_that_waits_for_a_failed_copy_raises(cpu, side):
     cpu.copy(torch.zeros(2), torch.ones(3), side)
     done = side.record_event()
@@ -298,13 +330,16 @@ def test_a_finalizer_that_makes_a_stream_does_not_block_its_thread(cpu):
 
 
 FORK = """
-import os, threading, torch, devstream
+import os, threading, traceback, torch, devstream
 from devstream.exceptions import ForkedProcessError
 cpu = devstream.backend("cpu")
 side, busy, go = devstream.Stream("cpu"), devstream.Stream("cpu"), threading.Event()
+far, dropped, seen = devstream.Stream("cpu:1"), devstream.Stream("cpu:1"), []
 cpu.copy(torch.zeros(2), torch.ones(2), side)
 side.synchronize()
 cpu.launch(go.wait, busy)
+cpu.launch(go.wait, dropped)
+del dropped
 pending = busy.record_event()
 with devstream.stream(side):
     child = os.fork()
@@ -312,8 +347,17 @@ with devstream.stream(side):
         code = 1
         try:
             assert devstream.current_stream("cpu") is side
+            assert not busy.query()
+            # Each is told of its own; then it can be used.
+            for lost in (pending.synchronize, busy.synchronize, lambda: devstream.synchronize("cpu:1")):
+                try:
+                    lost()
+                except ForkedProcessError as error:
+                    seen.append(str(error))
+            assert len(seen) == 3 and len(set(seen)) == 1, seen
+            devstream.synchronize("cpu:0")
             target = torch.zeros(2)
-            for stream in (busy, devstream.Stream("cpu:1")):
+            for stream in (busy, devstream.Stream("cpu:1"), far):
                 cpu.copy(target, torch.ones(2), stream)
                 done = stream.record_event()
                 done.synchronize()
@@ -327,6 +371,8 @@ with devstream.stream(side):
                 else:
                     raise AssertionError("work of the parent never happens here")
             code = 0
+        except BaseException:
+            traceback.print_exc()
         finally:
             os._exit(code)
     _, status = os.waitpid(child, 0)
@@ -368,3 +414,230 @@ def test_an_option_that_is_not_built_is_unsupported_and_lists_what_is(options):
 def test_one_virtual_device_is_refused():
     with pytest.raises(ValueError, match="two virtual devices or more"):
         CpuOptions(devices=1)
+
+
+# -- two threads ------------------------------------------------------------------------------------------
+
+
+def in_thread(work):
+    """Run *work* in a thread; return the thread and what it raised, once it is done."""
+    raised = []
+
+    def run():
+        try:
+            work()
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread, raised
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["a stream of another block", "the default stream"])
+def test_what_two_threads_launch_on_a_current_stream_runs_one_after_the_other(cpu, kept):
+    stream = devstream.Stream("cpu") if kept else devstream.default_stream("cpu")
+    first, seen = Gate(), []
+    with devstream.stream(stream):
+        one, _ = in_thread(lambda: cpu.launch(first, stream))
+        assert first.started.wait(30)
+        launching = threading.Event()
+
+        def second():
+            launching.set()
+            cpu.launch(lambda: seen.append(first.go.is_set()), stream)
+
+        two, _ = in_thread(second)
+        assert launching.wait(30)
+        event = stream.record_event()
+        assert not event.query()  # it comes after the first, which runs
+        first.go.set()
+        for thread in (one, two):
+            thread.join(30)
+            assert not thread.is_alive()
+    assert seen == [True]
+    event.synchronize()
+
+
+def test_who_makes_a_stream_current_comes_after_what_another_thread_runs_on_it(cpu, side):
+    gate, entered, leave, seen = Gate(), threading.Event(), threading.Event(), []
+
+    def keep_current():
+        with devstream.stream(side):
+            entered.set()
+            leave.wait(30)
+
+    keeper, _ = in_thread(keep_current)
+    assert entered.wait(30)
+    launcher, _ = in_thread(lambda: cpu.launch(gate, side))
+    assert gate.started.wait(30)
+
+    def enter():
+        with devstream.stream(side):
+            seen.append(gate.go.is_set())
+
+    late, _ = in_thread(enter)
+    gate.go.set()
+    leave.set()
+    for thread in (keeper, launcher, late):
+        thread.join(30)
+        assert not thread.is_alive()
+    assert seen == [True]
+
+
+def test_an_inline_task_may_launch_on_its_own_stream_and_enter_it(cpu, side):
+    seen = []
+
+    def inner():
+        with devstream.stream(side):
+            seen.append("inner")
+
+    with devstream.stream(side):
+        thread, raised = in_thread(lambda: cpu.launch(lambda: cpu.launch(inner, side), side))
+        thread.join(30)
+    assert not thread.is_alive()
+    assert raised == []
+    assert seen == ["inner"]
+    side.synchronize()
+
+
+def test_the_error_of_an_inline_task_is_its_callers_and_not_the_streams(cpu, side):
+    def fail():
+        raise KeyError("in the task")
+
+    with devstream.stream(side):
+        with pytest.raises(KeyError, match="in the task"):
+            cpu.launch(fail, side)
+        cpu.launch(lambda: None, side)
+    side.synchronize()
+
+
+def test_under_strict_a_copy_on_a_stream_that_another_thread_computes_on_is_refused(side):
+    entered, leave, x = threading.Event(), threading.Event(), torch.ones(4)
+
+    def compute():
+        with devstream.stream(side):
+            entered.set()
+            leave.wait(30)
+
+    computing, _ = in_thread(compute)
+    assert entered.wait(30)
+    with strict():
+        with pytest.raises(StreamInUseError, match=rf"'{re.escape(computing.name)}'.*stream of its own"):
+            copy(x, "cpu", stream=side)
+        copy(x, "cpu")[1].synchronize()
+        leave.set()
+        computing.join(30)
+        there, ready = copy(x, "cpu", stream=side)
+        with devstream.stream(side):
+            copy(x, "cpu", stream=side)
+    ready.synchronize()
+    assert there.tolist() == [1] * 4
+
+
+# -- the end of a process, of a latch, of an error ---------------------------------------------------------
+
+LATE = """
+import threading, torch, devstream
+from devstream.overlap import copy
+
+def late(warm):
+    threading.main_thread().join()
+    stream = devstream.Stream("cpu") if warm is None else warm
+    there, ready = copy(torch.ones(2), "cpu", stream=stream)
+    again, done = copy(there, "cpu", stream=stream)
+    done.synchronize()
+    try:
+        copy(torch.ones(2), "cpu", stream=stream)
+        devstream.backend("cpu").launch(lambda: 1 / 0, stream)
+    except ZeroDivisionError:
+        told.append((again.tolist(), ready.query(), stream.query()))
+
+told, warm = [], devstream.Stream("cpu")
+copy(torch.ones(2), "cpu", stream=warm)[1].synchronize()
+late_ones = [threading.Thread(target=late, args=(one,)) for one in (warm, None)]
+
+def tell():
+    for thread in late_ones:
+        thread.join()
+    print(told)
+
+for thread in (*late_ones, threading.Thread(target=tell)):
+    thread.start()
+"""
+
+
+def test_a_thread_that_outlives_the_main_one_still_copies():
+    done = subprocess.run(
+        [sys.executable, "-c", LATE],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
+    )
+    assert done.stdout.strip() == str([([1.0, 1.0], True, True)] * 2), done.stderr
+
+
+def test_a_dropped_latch_lets_its_stream_go_on_and_says_so(cpu, side):
+    latches = [cpu.hold(side)]
+    event = side.record_event()
+    with pytest.warns(LatchDroppedWarning, match=r"release\(\)"):
+        latches.clear()
+    thread, raised = in_thread(event.synchronize)
+    thread.join(30)
+    assert not thread.is_alive()
+    assert raised == []
+
+
+def test_a_released_latch_is_dropped_in_silence(cpu, side):
+    latch = cpu.hold(side)
+    latch.release()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        del latch
+        gc.collect()
+
+
+def length(error):
+    trace, count = error.__traceback__, 0
+    while trace is not None:
+        trace, count = trace.tb_next, count + 1
+    return count
+
+
+def test_an_error_that_is_raised_again_and_again_keeps_its_traceback(cpu, side):
+    def fail():
+        raise KeyError("in the task")
+
+    cpu.launch(fail, side)
+    done, lengths = side.record_event(), set()
+    for _ in range(5):
+        with pytest.raises(KeyError, match="in the task") as caught:
+            done.synchronize()
+        lengths.add(length(caught.value))
+        assert any(entry.name == "fail" for entry in caught.traceback)
+        with pytest.raises(KeyError), devstream.stream(side):
+            pass
+    assert len(lengths) == 1
+    with pytest.raises(KeyError):
+        side.synchronize()
+
+
+# -- one queue, one stream ---------------------------------------------------------------------------------
+
+
+def test_streams_of_two_backends_of_the_cpu_are_never_equal(cpu):
+    other = CpuBackend()
+    for index in range(2):
+        ours, theirs = cpu.default_stream(index), other.default_stream(index)
+        assert ours != theirs
+        assert not ours == theirs  # noqa: SIM201 - the other operator
+        assert len({ours, theirs}) == 2
+    native = torch.Stream(stream_id=77_000_002, device_index=-1, device_type=cpu.torch_type)
+    adopted = devstream.wrap(native)
+    assert adopted == native
+    assert native == adopted
+    assert not adopted != native  # noqa: SIM202 - the other operator
+    assert hash(native) == hash(adopted)
+    assert adopted != "a stream"

@@ -91,3 +91,18 @@ def test_both_gpu_vendors_are_called_and_their_start_is_checked(name):
 def test_no_job_may_fail_in_silence():
     for name in NAMES:
         assert "continue-on-error" not in (WORKFLOWS / name).read_text(encoding="utf-8")
+
+
+def test_every_change_runs_the_demonstration_at_its_default_size():
+    jobs = _load("ci.yml")["jobs"]
+    runs = [step["run"] for step in jobs["demo"]["steps"] if "tox run -e demo" in step.get("run", "")]
+    (run,) = runs
+    assert "--size" not in run
+    assert "--steps" not in run
+
+
+def test_the_required_check_waits_for_every_other_job():
+    jobs = _load("ci.yml")["jobs"]
+    assert set(jobs["done"]["needs"]) == set(jobs) - {"done"}
+    (step,) = jobs["done"]["steps"]
+    assert step["run"].count("success") == len(jobs["done"]["needs"])

@@ -90,7 +90,7 @@ def test_a_break_in_a_block_runs_in_eager_with_one_notice(caplog):
         for _ in range(3):
             assert compiled(torch.ones(2)).tolist() == [3.0, 3.0]
     assert current == [True] * 3
-    assert [type(notice).__name__ for notice in seen] == ["Switch", "Record", "Switch"] * 3
+    assert [type(notice).__name__ for notice in seen] == ["Switch", "Record", "Happened", "Switch"] * 3
     notices = [r.getMessage() for r in caplog.records if "graph breaks" in r.getMessage()]
     assert len(notices) == 1
     assert "test_capture_refusals.py" in notices[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -23,12 +24,13 @@ RESULT = Result(
     parameters=1234,
     text_bytes=5_000_000,
     columns=COLUMNS,
+    compared_steps=4,
     loss_before=5.5,
     loss_after=2.5,
     snapshots={5: 3.0},
     training_s=1.0,
     total_s=2.0,
-    versions={"python": "3.11"},
+    versions={"python": "3.11", "torch": "2.13.0"},
 )
 
 
@@ -74,3 +76,27 @@ def test_the_table_does_not_make_up_what_was_not_measured() -> None:
     rows = {row[0].strip(): row[1:] for row in as_table(replace(RESULT, columns=columns)).rows}
     assert rows["copy time hidden"] == ("not measured", "not measured", "")
     assert rows["tokens/s"][-1] == "none yet"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"device_name": "another CPU"},
+        {"size": "small"},
+        {"steps": 11},
+        {"versions": {"python": "3.11", "torch": "2.14.0"}},
+    ],
+)
+def test_a_run_is_compared_with_one_of_the_same_device_size_steps_and_torch(other: dict[str, Any]) -> None:
+    assert replace(RESULT, **other).cache_key != RESULT.cache_key
+    assert replace(RESULT, seed=7, versions={**RESULT.versions, "devstream": "9"}).cache_key == RESULT.cache_key
+
+
+def test_the_table_of_a_cpu_says_why_its_copies_take_longer_beside_the_training() -> None:
+    assert any("hand-over" in note for note in as_table(RESULT).notes)
+    assert not any("hand-over" in note for note in as_table(replace(RESULT, device="cuda:0")).notes)
+    less = (replace(COLUMNS[0], copy_ms=9.0), COLUMNS[1])
+    assert not any("hand-over" in note for note in as_table(replace(RESULT, columns=less)).notes)
+    unmeasured = tuple(replace(column, copy_ms=None, hidden_ms=None) for column in COLUMNS)
+    assert not any("hand-over" in note for note in as_table(replace(RESULT, columns=unmeasured)).notes)
+    assert any("first steps (4)" in note for note in as_table(RESULT).notes)

@@ -42,6 +42,13 @@ def test_losses_are_the_same_with_and_without_side_streams(device: torch.device)
     assert beside.evaluated == pytest.approx(without.evaluated, rel=1e-3)
 
 
+def test_compiled_steps_have_the_losses_of_eager_ones(device: torch.device) -> None:
+    wanted = run(device, side=True)
+    got = training(device).run(0, STEPS, queues=side_queues(place(device)), evaluate_every=5, compiled=True)
+    assert got.losses == pytest.approx(wanted.losses, rel=1e-3)
+    assert got.evaluated == pytest.approx(wanted.evaluated, rel=1e-3)
+
+
 def test_the_same_seed_gives_the_same_run_and_another_one_does_not(device: torch.device) -> None:
     first = run(device, side=True)
     assert run(device, side=True).losses == pytest.approx(first.losses, rel=1e-4)

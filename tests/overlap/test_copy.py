@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import threading
 import warnings
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from typing import ClassVar
 
 import pytest
@@ -14,7 +16,7 @@ import devstream
 from devstream import _observe, _registry
 from devstream.abc import AnyBackend, Capability
 from devstream.backends.cpu import CpuBackend
-from devstream.exceptions import BlockingCopyWarning, DeviceMismatchError, StreamTypeError
+from devstream.exceptions import BlockingCopyWarning, CaptureError, DeviceMismatchError, StreamTypeError
 from devstream.overlap import _copy, copy
 from devstream.testing import latch
 
@@ -214,15 +216,101 @@ def test_copies_of_one_direction_share_one_stream(device: torch.device) -> None:
     assert len(streams) == 1
 
 
-@pytest.mark.parametrize("wrong", [[1, 2], None, torch.ones(2, 2).to_sparse()], ids=["list", "None", "sparse"])
-def test_what_is_no_strided_tensor_is_refused(device: torch.device, wrong: object) -> None:
-    with pytest.raises(StreamTypeError, match="strided tensor"):
-        copy(wrong, device)  # type: ignore[arg-type]
+@pytest.mark.filterwarnings("ignore")  # of torch, about the kinds below
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: [1, 2], r"not \[1, 2\]"),
+        (lambda: None, "not None"),
+        (lambda: torch.ones(2, 2).to_sparse(), "layout torch.sparse_coo"),
+        (lambda: torch.ones(2, 2).to_sparse_csr(), "layout torch.sparse_csr"),
+        (lambda: torch.ones(2, 2).to_sparse_csc(), "layout torch.sparse_csc"),
+        (lambda: torch.ones(4, 4).to_sparse_bsr(2), "layout torch.sparse_bsr"),
+        (lambda: torch.ones(2, 2).to_mkldnn(), "layout torch._mkldnn"),
+        (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "nested"),
+        (lambda: torch.nested.nested_tensor([torch.ones(2)], layout=torch.jagged), "layout torch.jagged"),
+        (lambda: torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.quint8), "quantized"),
+        (
+            lambda: torch.quantize_per_channel(torch.ones(2, 2), torch.ones(2), torch.zeros(2), 0, torch.qint8),
+            "quantized",
+        ),
+    ],
+)
+def test_what_is_no_dense_strided_tensor_is_refused_and_leaves_the_stream_usable(
+    device: torch.device, make: Callable[[], torch.Tensor], words: str
+) -> None:
+    side, wrong = devstream.Stream(device), make()
+    with pytest.raises(StreamTypeError, match=f"dense strided tensor.*{words}"):
+        copy(wrong, device, stream=side)
+    there, ready = copy(torch.ones(4), device, stream=side)
+    ready.synchronize()
+    side.synchronize()
+    assert there.eq(1).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.uint4, torch.int2, torch.uint1, torch.bits8])
+def test_elements_that_torch_cannot_copy_are_copied_as_bytes(device: torch.device, dtype: torch.dtype) -> None:
+    side = devstream.Stream(device)
+    source = torch.arange(24, dtype=torch.uint8).reshape(4, 6)[:, ::2].view(dtype)
+    there, ready = copy(source, device, stream=side)
+    ready.wait(devstream.current_stream(device))
+    back, returned = copy(there, "cpu", stream=side)
+    returned.synchronize()
+    assert there.dtype == back.dtype == dtype
+    assert torch.equal(back.view(torch.uint8), source.view(torch.uint8))
 
 
 def test_a_device_for_a_stream_is_refused(device: torch.device) -> None:
     with pytest.raises(StreamTypeError):
         copy(torch.ones(4), device, stream="cpu")  # type: ignore[arg-type]
+
+
+# -- what is kept until a copy is done --------------------------------------------------------------------
+
+
+class Asked:
+    """An event, and its backend, that raises *error* when it is asked, or says *done*."""
+
+    native = None
+
+    def __init__(self, *, error: Exception | None = None, done: bool = False) -> None:
+        self.error, self.done = error, done
+        self._backend = self
+
+    def query_event(self, native: object) -> bool:
+        if self.error is not None:
+            raise self.error
+        return self.done
+
+
+def test_what_cannot_be_asked_now_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    capturing = (Asked(error=CaptureError(operation="query", stream="x")), (torch.ones(1),))
+    broken, waiting, done = (
+        (Asked(error=OSError("no device")), (torch.ones(1),)),
+        (Asked(), (torch.ones(1),)),
+        (Asked(done=True), (torch.ones(1),)),
+    )
+    monkeypatch.setattr(_copy, "_kept", [done, capturing, waiting])
+    copy(torch.ones(1), "cpu")[1].synchronize()
+    assert _copy._kept == [capturing, waiting]
+    monkeypatch.setattr(_copy, "_kept", [done, broken, waiting])
+    with pytest.raises(OSError, match="no device"):
+        copy(torch.ones(1), "cpu")
+    assert _copy._kept == [broken, waiting]
+
+
+def test_a_finalizer_of_what_was_kept_may_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, made = torch.ones(1), []
+    weakref.finalize(kept, lambda: made.append(copy(torch.ones(2), "cpu")))
+    monkeypatch.setattr(_copy, "_kept", [(Asked(done=True), (kept,))])
+    del kept
+    thread = threading.Thread(target=lambda: copy(torch.ones(1), "cpu"), daemon=True)
+    thread.start()
+    thread.join(30)
+    assert not thread.is_alive()
+    ((there, ready),) = made
+    ready.synchronize()
+    assert there.tolist() == [1, 1]
 
 
 # -- a device without page-locked memory ------------------------------------------------------------------

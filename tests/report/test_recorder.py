@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 import devstream
 from devstream.abc import Capability
 from devstream.backends.cpu import CpuBackend
-from devstream.exceptions import UnsupportedError
+from devstream.exceptions import StreamTypeError, UnsupportedError
 from devstream.report import Recorder, overlap
 from devstream.testing import latch
 
@@ -66,3 +68,23 @@ def test_a_device_that_keeps_no_time_is_refused(device: torch.device, monkeypatc
     monkeypatch.setattr(type(own), "capabilities", lambda self, index: Capability(0))
     with pytest.raises(UnsupportedError, match="TIMING"):
         Recorder(device)
+
+
+@pytest.mark.parametrize("wrong", [3, None, b"copy"])
+def test_a_lane_or_a_name_that_is_no_text_is_refused_at_the_call(device: torch.device, wrong: Any) -> None:
+    recorder = Recorder(device)
+    with pytest.raises(StreamTypeError, match=r"Recorder\.span\(lane\) takes a str"):
+        recorder.span(wrong, "work")
+    with pytest.raises(StreamTypeError, match=r"Recorder\.span\(name\) takes a str"):
+        recorder.span("work", wrong)
+    assert recorder.spans() == []
+
+
+def test_a_span_that_is_open_is_not_opened_again(device: torch.device) -> None:
+    recorder = Recorder(device)
+    span = recorder.span("work", "once")
+    with span, pytest.raises(ValueError, match="'once' is open already"), span:
+        pass
+    with span:
+        pass
+    assert [one.name for one in recorder.spans()] == ["once", "once"]

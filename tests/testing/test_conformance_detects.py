@@ -281,6 +281,9 @@ class PriorityIsNotClamped(CpuBackend):
     def priority_range(self, index):
         return (0, -1)
 
+    def stream_priority(self, stream):
+        return 0
+
 
 class LateCopy(CpuBackend):
     """A copy runs on a thread that no event covers: pageable copies return early."""
@@ -316,8 +319,10 @@ class LatchIsNeverReleased(CpuBackend):
 
 
 class NeverReleased:
+    kept = []  # noqa: RUF012 - for good: a latch that is dropped lets go
+
     def __init__(self, latch):
-        self.latch = latch
+        self.kept.append(latch)
 
     def release(self):
         pass

@@ -146,7 +146,7 @@ def test_the_backend_is_chosen_for_the_process(suite, pytester):
                 assert not event.query()
                 held.release()
                 assert event.query()
-            assert [type(notice).__name__ for notice in recorder.log] == ["Record"]
+            assert [type(notice).__name__ for notice in recorder.log] == ["Record", "Happened"]
         """
     )
     suite("--backend", "cpu", "-k", "test_chosen").assert_outcomes(passed=1)
@@ -160,3 +160,37 @@ def test_the_plugin_is_loaded_only_on_request(pytester):
         """
     )
     pytester.runpytest_subprocess().assert_outcomes(passed=1)
+
+
+def test_the_race_checker_runs_by_option_and_by_marker(suite, pytester):
+    pytester.makepyfile(
+        test_races="""
+        import pytest, torch, devstream
+
+        def racy():
+            x = torch.ones(4)
+            side = devstream.Stream("cpu")
+            with devstream.stream(side):
+                y = x * 2
+            return x, y
+
+        def test_plain():
+            racy()
+
+        @pytest.mark.racecheck
+        def test_marked():
+            racy()
+
+        @pytest.mark.racecheck(False)
+        def test_left_out():
+            racy()
+
+        @pytest.mark.racecheck(on_race="collect")
+        def test_with_options():
+            racy()
+        """
+    )
+    suite("-k", "test_races.py").assert_outcomes(passed=3, failed=1)
+    result = suite("-k", "test_races.py", "--racecheck")
+    result.assert_outcomes(passed=2, failed=2)
+    result.stdout.fnmatch_lines(["*RaceError: 1 race found*", "*read before write*"])

@@ -4,6 +4,7 @@ import pytest
 
 import devstream
 from devstream import _observe
+from devstream.exceptions import StreamTypeError
 from devstream.testing import Recorder, RecordingBackend
 from devstream.testing.conformance import trial
 from devstream.testing.recording import Call
@@ -52,3 +53,8 @@ def test_the_fake_keeps_its_calls():
 
 def test_the_fake_is_used_only_by_name():
     assert "by name" in RecordingBackend().not_automatic_reason()
+
+
+def test_what_is_no_class_of_notices_is_refused():
+    with pytest.raises(StreamTypeError, match="a class of notices"):
+        Recorder().of("Record")

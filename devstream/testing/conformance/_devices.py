@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
+import torch
+
 from devstream import _registry
 from devstream import _streams as verbs
 from devstream.abc import Capability
@@ -104,7 +106,8 @@ class DeviceLaws:
         fake = isinstance(subject.backend, RecordingBackend)
         other = _registry.load("cpu") if fake else RecordingBackend()
         foreign, stream, words = other.create_stream(0), subject.side_stream(), (repr(name), repr(other.name))
-        event = verbs.Event()
+        # Of this device, as it says: one of no device would be the other backend's.
+        event = verbs.Event(torch.device(subject.backend.device_type))
         subject.error(DeviceMismatchError, lambda: event.record(foreign), *words)
         assert not event.recorded, "a refused record must leave the event as it was"
         event.record(stream)

@@ -1,0 +1,177 @@
+"""AOT Autograd and Inductor, as the compiler uses them. Imports Inductor."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any  # Any: Inductor's types are private
+
+import torch
+from torch._functorch import config as _functorch
+from torch._guards import TracingContext, detect_fake_mode, tracing
+from torch._inductor import config as _config
+from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+from torch._inductor.custom_graph_pass import CustomGraphPass
+from torch._inductor.utils import BoxedBool
+from torch._inductor.virtualized import V
+
+#: Options of Inductor by name, as ``torch.compile(options=...)`` takes them.
+known_options: Callable[[], dict[str, Any]] = _config.get_config_copy
+
+#: Taken while one thread has changed torch's settings, which are the process's.
+_lock = threading.RLock()
+
+
+class _JointPass(CustomGraphPass):
+    """Runs a function of ours on the joint graph, then what the user has set."""
+
+    def __init__(self, function: Callable[[torch.fx.Graph], None], after: Any, matcher: bool) -> None:
+        self._function, self._after, self._matcher = function, after, matcher
+
+    def __call__(self, graph: torch.fx.Graph) -> None:
+        self._function(graph)
+        for one in self._after if isinstance(self._after, list | tuple) else [self._after]:
+            if one is not None:
+                one(graph)
+        # Behind the seals patterns are safe again; `aot` had turned them off for the passes before.
+        _config.pattern_matcher = self._matcher
+
+    def uuid(self) -> None:
+        """Say that no cache may hold what this pass has seen."""
+        return
+
+
+def stream_free(module: torch.fx.GraphModule, inputs: Sequence[Any], options: dict[str, Any]) -> Any:
+    """Compile a graph without stream code as ``torch.compile`` does."""
+    return compile_fx(module, inputs, config_patches=options or None)
+
+
+def aot(
+    module: torch.fx.GraphModule,
+    inputs: Sequence[Any],
+    *,
+    inner: Callable[..., Any],
+    joint: Callable[[torch.fx.Graph], None],
+    options: dict[str, Any],
+) -> Callable[..., Any]:
+    """Compile *module*; *joint* sees the joint graph before Inductor's passes, *inner* each half behind them.
+
+    Patterns before the joint graph are off: they know nothing of streams. So is the cache of AOT Autograd, whose
+    key doesn't know them either.
+    """
+    with _lock, _config.patch(options):
+        settings = {
+            "pattern_matcher": False,
+            "joint_custom_pre_pass": _JointPass(joint, _config.joint_custom_pre_pass, _config.pattern_matcher),
+        }
+        with _functorch.patch(enable_autograd_cache=False), _config.patch(settings):
+            compiled: Any = compile_fx(module, inputs, inner_compile=inner)
+    function: Callable[..., Any] = compiled
+    return function
+
+
+def region(
+    module: torch.fx.GraphModule,
+    inputs: Sequence[Any],
+    *,
+    backward: bool,
+    inference: bool,
+    static: Sequence[int],
+    options: dict[str, Any],
+) -> Callable[[list[Any]], Sequence[Any]]:
+    """Compile one region with Inductor alone; each output keeps the strides that it has in the graph."""
+    mode = fake_mode(inputs)
+    module.graph.output_node().meta["user_visible_output_idxs"] = list(range(len(outputs_of(module))))
+    with ExitStack() as stack:
+        # A context of its own, or it would tell the outer one about strides of outputs.
+        stack.enter_context(tracing(TracingContext(mode)))
+        stack.enter_context(V.set_fake_mode(mode))
+        stack.enter_context(_plain(options))
+        compiled: Any = compile_fx_inner(
+            module,
+            list(inputs),
+            static_input_idxs=list(static),
+            cudagraphs=BoxedBool(False),
+            is_backward=backward,
+            is_inference=inference,
+        )
+    # Without the bookkeeping around it, which the program does once for all regions.
+    code: Callable[[list[Any]], Sequence[Any]] = getattr(compiled, "current_callable", None) or compiled
+    return code
+
+
+def _plain(options: dict[str, Any]) -> AbstractContextManager[None]:
+    """Return Inductor's settings for a region: the user's, and none of `aot`."""
+    ours = _config.joint_custom_pre_pass
+    settings: dict[str, Any] = {"triton.cudagraphs": False, **options}
+    if isinstance(ours, _JointPass):
+        settings |= {"joint_custom_pre_pass": ours._after, "pattern_matcher": ours._matcher}
+    return _config.patch(settings)  # type: ignore[no-any-return]
+
+
+def outputs_of(module: torch.fx.GraphModule) -> tuple[Any, ...]:
+    """Return the arguments of the output node."""
+    found: Any = module.graph.output_node().args[0]
+    return tuple(found)
+
+
+def fake_mode(values: Sequence[Any] = ()) -> Any:
+    """Return the mode that fake tensors of this compilation have."""
+    context = TracingContext.try_get()
+    if context is not None and context.fake_mode is not None:
+        return context.fake_mode
+    return detect_fake_mode(list(values))
+
+
+def mode_of(value: Any) -> Any:
+    """Return the mode of a fake tensor, None for any other value."""
+    return detect_fake_mode([value])
+
+
+def anew(mode: Any) -> AbstractContextManager[Any]:
+    """Return a context in which a graph that Dynamo traced before can be compiled again."""
+    return tracing(TracingContext(mode))
+
+
+def mode_options(mode: str | None) -> dict[str, Any]:
+    """Return what *mode* of ``torch.compile`` sets.
+
+    Raises:
+        ValueError: there is no such mode.
+    """
+    if mode in (None, "default"):
+        return {}
+    modes: dict[str, dict[str, Any]] = torch._inductor.list_mode_options()
+    if mode not in modes:
+        raise ValueError(f"mode is {mode!r}; give one of {', '.join(sorted(modes))}")
+    return dict(modes[mode])
+
+
+class ForwardFacts:
+    """What AOT Autograd says about the graph that it hands over now.
+
+    Attributes:
+        returns: how many outputs of the forward graph are not saved values.
+        outside: for each of its first outputs, the number of the input that AOT writes it back to.
+    """
+
+    def __init__(self) -> None:
+        context = TracingContext.try_get()
+        metadata: Any = None if context is None else context.fw_metadata
+        self.returns: int | None = None if metadata is None else int(metadata.num_forward_returns)
+        self.outside: tuple[int, ...] = () if metadata is None else tuple(metadata.mutated_inp_runtime_indices)
+
+
+__all__ = [
+    "ForwardFacts",
+    "anew",
+    "aot",
+    "fake_mode",
+    "known_options",
+    "mode_of",
+    "mode_options",
+    "outputs_of",
+    "region",
+    "stream_free",
+]

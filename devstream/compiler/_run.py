@@ -1,0 +1,249 @@
+"""Programs at run time: the call's record, the events that calls share, and the function that runs the steps."""
+
+from __future__ import annotations
+
+import itertools
+import linecache
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any  # Any: streams, events and values of every kind
+
+import torch
+
+from devstream import _handles, _objects, _streams
+from devstream.abc import AnyBackend, Capability
+from devstream.compiler._emit import Plan, emit, pooled
+
+_files = itertools.count(1)
+
+
+@dataclass(slots=True, weakref_slot=True)
+class CallRecord:
+    """What the backward needs of its forward call.
+
+    Attributes:
+        streams: by number; 0 is the stream that was current at the call.
+        events: for each stream that made saved values, the event behind which they are there.
+    """
+
+    streams: tuple[Any, ...]
+    events: dict[int, Any] = field(default_factory=dict)
+
+
+class _Current(threading.local):
+    """What the call that this thread is in has resolved: its streams and its user's events."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[tuple[Any, ...], tuple[Any, ...]]] = []
+
+
+_current = _Current()
+
+
+class entered:  # noqa: N801 - a context manager
+    """Let the program that is called inside find these streams and events."""
+
+    __slots__ = ("_call",)
+
+    def __init__(self, streams: tuple[Any, ...], events: tuple[Any, ...]) -> None:
+        self._call = (streams, events)
+
+    def __enter__(self) -> None:
+        _current.calls.append(self._call)
+
+    def __exit__(self, *exception: object) -> None:
+        _current.calls.pop()
+
+
+class Holds:
+    """Values that streams may still use after their call, with the events after which they don't."""
+
+    def __init__(self, backend: AnyBackend) -> None:
+        self._backend = backend
+        self._held: deque[tuple[tuple[Any, ...], tuple[Any, ...]]] = deque()
+
+    def hold(self, events: tuple[Any, ...], values: tuple[Any, ...]) -> None:
+        """Keep *values* until all of *events* have happened."""
+        self._held.append((events, values))
+
+    def sweep(self) -> None:
+        """Let go of what is over."""
+        for _ in range(len(self._held)):
+            try:
+                entry = self._held.popleft()
+            except IndexError:  # another thread sweeps as well
+                return
+            if not all(self._backend.query_event(event) for event in entry[0]):
+                self._held.append(entry)
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+
+class Runner:
+    """Runs one program.
+
+    Args:
+        plan: the program with its code.
+        backend: whose streams they are.
+        ambient: for each stream beyond the function's own, the device whose current stream it is.
+        backward: whether it finds its call's record by the token among its arguments.
+    """
+
+    def __init__(
+        self, plan: Plan, backend: AnyBackend, *, ambient: Sequence[str] = (), backward: bool = False
+    ) -> None:
+        self._boxed_call = True  # on the instance: AOT Autograd copies its dict to a wrapper
+        self.plan, self.backend, self.backward = plan, backend, backward
+        self.source = emit(plan)
+        self.holds = Holds(backend)
+        self._ambient = tuple(torch.device(device).index or 0 for device in ambient)
+        self._pool: deque[tuple[Any, ...]] = deque()
+        self._recorders = pooled(plan)
+        self._token = plan.parameters.index(plan.token) if backward and plan.token is not None else None
+        self._completions = tuple((one.stream, one.event) for one in plan.program.completions)
+        self._given = frozenset(one.event for one in plan.program.given)
+        self._call = self._compiled()
+
+    def _compiled(self) -> Callable[..., tuple[Any, ...]]:
+        backend = self.backend
+        names: dict[str, Any] = {
+            "record": backend.record_event,
+            "wait": backend.wait_event,
+            "switch": backend.set_stream,
+            "launch": self._launch,
+            "there": self._there,
+            "fresh": self._fresh,
+            "take": self._take,
+            "give": self._give,
+            "hold": self.holds.hold,
+            "current": lambda stream: backend.current_stream(backend.stream_index(stream)),
+            "user_record": _objects.record,
+            "user_wait": _objects.wait,
+            "synchronize": self._synchronize,
+            "record_stream": _streams.record_stream,
+            "write": _write,
+            **{f"f{number}": one.code for number, one in self.plan.code.items()},
+        }
+        if self.plan.numbers is not None:
+            names["numbers"] = self.plan.numbers.code
+        file = f"<devstream program {next(_files)}: {self.plan.program.name}>"
+        # So that a traceback through the program shows its lines.
+        linecache.cache[file] = (len(self.source), None, self.source.splitlines(keepends=True), file)
+        exec(compile(self.source, file, "exec"), names)
+        call: Callable[..., tuple[Any, ...]] = names["call"]
+        return call
+
+    # -- calls -------------------------------------------------------------------------------------------
+
+    def __call__(self, args: list[Any]) -> tuple[Any, ...]:
+        """Issue the program; *args* is emptied."""
+        if self.holds:
+            self.holds.sweep()
+        if self.backward:
+            return self._backward(args)
+        streams, events = _current.calls[-1]
+        record, token = None, None
+        if self.plan.token is not None:
+            record = CallRecord(streams)
+            token = _handles.new_handle(record, keep=True)
+        kept: dict[int, Any] = {}
+        results = self._call(args, self._all(streams), events, {}, kept, token)
+        if record is not None:
+            record.events = {stream: kept[event] for stream, event in self._completions}
+        return results
+
+    def _all(self, streams: tuple[Any, ...]) -> tuple[Any, ...]:
+        if not self._ambient:
+            return streams
+        return (*streams, *map(self.backend.current_stream, self._ambient))
+
+    def _backward(self, args: list[Any]) -> tuple[Any, ...]:
+        backend = self.backend
+        assert self._token is not None
+        record: CallRecord = _handles.owner_of(args[self._token])
+        home = record.streams[0]
+        here = backend.current_stream(backend.stream_index(home))
+        # Of streams that got nothing from the forward, whatever they did is over for what is read here.
+        given = record.events if self._given <= record.events.keys() else self._events(record)
+        if backend.stream_key(here) == backend.stream_key(home):
+            return self._call(args, self._all(record.streams), (), given, {}, None)
+        return self._elsewhere(args, record, given, home, here)
+
+    def _events(self, record: CallRecord) -> dict[int, Any]:
+        events = dict(record.events)
+        for stream in self._given - events.keys():
+            events[stream] = self._fresh(record.streams[stream])
+            self.backend.record_event(events[stream], record.streams[stream])
+        return events
+
+    def _elsewhere(
+        self, args: list[Any], record: CallRecord, given: dict[int, Any], home: Any, here: Any
+    ) -> tuple[Any, ...]:
+        """Run where the forward ran; the stream that is current gave the tangents and gets the gradients."""
+        backend, outside = self.backend, [one for one in args if isinstance(one, torch.Tensor)]
+        before, after = self._fresh(here), self._fresh(home)
+        backend.record_event(before, here)
+        previous = backend.current_stream(None)
+        backend.set_stream(home)
+        try:
+            backend.wait_event(home, before)
+            results = self._call(args, self._all(record.streams), (), given, {}, None)
+            backend.record_event(after, home)
+        finally:
+            backend.set_stream(here)
+            backend.set_stream(previous)
+        backend.wait_event(here, after)
+        self.holds.hold((after,), tuple(outside))
+        if Capability.RECORD_STREAM in backend.stream_capabilities(here):
+            for one in results:
+                if isinstance(one, torch.Tensor) and one.device.type == backend.device_type:
+                    backend.record_stream(one, here)
+        return results
+
+    # -- what the text calls -----------------------------------------------------------------------------
+
+    def _fresh(self, stream: Any) -> Any:
+        return self.backend.create_event(
+            self.backend.stream_index(stream), enable_timing=False, blocking=False, interprocess=False
+        )
+
+    def _take(self, streams: Sequence[Any]) -> tuple[Any, ...]:
+        try:
+            return self._pool.pop()
+        except IndexError:
+            return tuple(self._fresh(streams[recorder]) for recorder in self._recorders)
+
+    def _give(self, events: tuple[Any, ...]) -> None:
+        # A wait has bound to its record already when the call is issued, where the vendor defines it so.
+        if self.backend.rerecord_overwrites:
+            self._pool.append(events)
+
+    def _launch(self, job: Callable[[], None], stream: Any) -> None:
+        inference = torch.is_inference_mode_enabled()
+
+        def task() -> None:
+            # A thread has modes of its own.
+            with torch.inference_mode(inference), torch.no_grad():
+                job()
+
+        self.backend.launch(task, stream)
+
+    def _there(self, stream: Any, back: Any) -> None:
+        """Wait until what *stream*'s thread makes is there, and order nothing by it."""
+        self.backend.set_stream(stream)
+        self.backend.set_stream(back)
+
+    def _synchronize(self, streams: Sequence[Any]) -> None:
+        for index in dict.fromkeys(map(self.backend.stream_index, streams)):
+            self.backend.synchronize_device(index)
+
+
+def _write(target: torch.Tensor, source: torch.Tensor) -> None:
+    with torch.no_grad():
+        target.copy_(source)
+
+
+__all__ = ["CallRecord", "Holds", "Runner", "entered"]
