@@ -18,7 +18,7 @@ from devstream.roofline.ceilings import Ceilings
 from devstream.roofline.counting import count
 from devstream.roofline.curves import Curve
 from devstream.roofline.profiled import Profiled, Work
-from tests.roofline._device import SIZES, WORK, line
+from devstream.testing.ceilings import SIZES, WORK, line
 
 
 @pytest.fixture

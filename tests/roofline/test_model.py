@@ -18,7 +18,7 @@ from devstream.roofline.model import (
     predict_transfer,
     ridge,
 )
-from tests.roofline._device import ceilings
+from devstream.testing.ceilings import ceilings
 
 TOY = ceilings()
 
