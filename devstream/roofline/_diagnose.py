@@ -245,7 +245,7 @@ def _traced(
 
 
 def _conclude(runs: _Runs) -> Diagnosis:
-    plain, ceilings, inline = runs.plain, runs.ceilings, runs.ceilings.inline
+    plain, ceilings, inline = runs.plain, runs.ceilings, runs.backend.device_type == "cpu"
     eager, parts = _timed(runs.marked, on_host=inline)
     ops = eager
     if plain.compiled:

@@ -66,11 +66,11 @@ def measure(
     index = backend.current_index() if index is None else index
     versions = _versions(backend, index)
     spec = backend.spec(index)
-    kept = None if refresh or plan is not None or _ranks() > 1 else _read(spec.name, versions)
-    if kept is not None:
+    kept = None if refresh or plan is not None else _read(spec.name, versions)
+    if _all_have(kept is not None, backend, index) and kept is not None:
         return replace(kept, device=str(spec.device))
     found = _measure(backend, index, versions, plan or plan_for(backend.device_type), on_progress)
-    if plan is None and _ranks() == 1:
+    if plan is None:
         fields = {"key": _key(spec.name, versions), "ceilings": found.as_json()}
         _files.write_cache(_path(spec.name, versions), fields, kind=KIND, schema=SCHEMA)
     return found
@@ -198,6 +198,16 @@ def _collectives(clock: Clock, plan: Plan) -> _Found:
     return {"collectives": _links.collectives(clock, plan)}
 
 
+def _all_have(have: bool, backend: AnyBackend, index: int) -> bool:
+    """Say whether every rank has a measurement: one that read while others measured would leave them waiting."""
+    if _ranks() == 1:
+        return have
+    own = "cpu" if backend.device_type == "cpu" else f"{backend.device_type}:{index}"
+    mine = torch.tensor(float(have), device=own)
+    dist.all_reduce(mine, op=dist.ReduceOp.MIN)
+    return bool(mine)
+
+
 def _ranks() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
@@ -218,6 +228,8 @@ def _versions(backend: AnyBackend, index: int) -> dict[str, str]:
     found = {"driver": driver_version(spec.vendor), "torch": str(torch.__version__), "runtime": spec.runtime}  # noqa: TID251 - names the file, decides nothing
     if backend.device_type == "cpu":
         found |= {"processor": processor_name(), "threads": str(torch.get_num_threads())}
+    if _ranks() > 1:
+        found["ranks"] = str(_ranks())
     return found
 
 

@@ -174,7 +174,7 @@ def test_the_times_of_kernels_are_the_devices_own(known):
         a @ a
     end.record()
     torch.cuda.synchronize()
-    assert found.total.seconds == pytest.approx(start.elapsed_time(end) / 20e3, rel=0.25)
+    assert found.total.seconds == pytest.approx(start.elapsed_time(end) / 20e3, rel=0.35)
 
 
 # -- traces of a GPU, made by hand ------------------------------------------------------------------------
