@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -108,7 +109,9 @@ def _measure(
         "missing": {},
     }
     parts = list(_parts(clock, plan, units))
+    started = time.perf_counter()
     for done, part in enumerate(parts):
+        clock.point_s = pace(plan.point_s, time.perf_counter() - started)
         if on_progress is not None:
             on_progress(part.what, done, len(parts))
         try:
@@ -125,6 +128,15 @@ def _measure(
     if on_progress is not None:
         on_progress("done", len(parts), len(parts))
     return Ceilings(**result)
+
+
+def pace(point_s: float, elapsed_s: float) -> float:
+    """Return how long a point may take after *elapsed_s*: less and less where half a minute was not enough."""
+    return point_s * min(1.0, max(0.1, (_LIMIT_S - elapsed_s) / (_LIMIT_S / 2)))
+
+
+#: A measurement on a slow or busy machine hurries to be done by then.
+_LIMIT_S = 55.0
 
 
 def _first_line(error: BaseException) -> str:

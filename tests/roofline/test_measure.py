@@ -113,6 +113,13 @@ def test_progress_is_told_before_each_part_and_at_the_end(quick):
     assert told[0][0] == "launches and events"
 
 
+def test_a_measurement_that_takes_long_hurries():
+    paces = [_measure.pace(0.02, elapsed) for elapsed in (0.0, 20.0, 40.0, 50.0, 70.0)]
+    assert paces == sorted(paces, reverse=True)
+    assert paces[0] == paces[1] == 0.02
+    assert paces[-1] == pytest.approx(0.002)
+
+
 def test_a_small_device_is_measured_at_the_sizes_that_it_has_room_for():
     small = fitting(ACCELERATOR, 4e9)
     assert max(small.kernel_bytes) <= 4e9 / 16
