@@ -28,14 +28,19 @@ class _JointPass(CustomGraphPass):
 
     def __init__(self, function: Callable[[torch.fx.Graph], None], after: Any, matcher: bool) -> None:
         self._function, self._after, self._matcher = function, after, matcher
+        self._thread = threading.get_ident()
 
     def __call__(self, graph: torch.fx.Graph) -> None:
-        self._function(graph)
+        # On torch 2.11 the settings are the process's: another thread's graph may come by, which is none of ours.
+        ours = threading.get_ident() == self._thread
+        if ours:
+            self._function(graph)
         for one in self._after if isinstance(self._after, list | tuple) else [self._after]:
             if one is not None:
                 one(graph)
         # Behind the seals patterns are safe again; `aot` had turned them off for the passes before.
-        _config.pattern_matcher = self._matcher
+        if ours:
+            _config.pattern_matcher = self._matcher
 
     def uuid(self) -> None:
         """Say that no cache may hold what this pass has seen."""
@@ -110,6 +115,37 @@ def _plain(options: dict[str, Any]) -> AbstractContextManager[None]:
     return _config.patch(settings)  # type: ignore[no-any-return]
 
 
+def draw_from_seeds(module: torch.fx.GraphModule) -> None:
+    """Let a graph that runs node by node draw from its seeds, as Inductor's kernels do.
+
+    Inductor's own definition for eager mode looks at no seed, so a recomputed node would draw something else.
+    """
+    changed = False
+    for node in module.graph.nodes:
+        name = str(node.target) if node.op == "call_function" else ""
+        if "inductor_randint" in name or "inductor_random" in name:
+            node.target = _randint if "inductor_randint" in name else _random
+            changed = True
+    if changed:
+        module.recompile()
+
+
+def _generator(seed: torch.Tensor) -> torch.Generator:
+    generator = torch.Generator(device=seed.device)
+    generator.manual_seed(int(seed))
+    return generator
+
+
+def _random(size: Sequence[int], seed: torch.Tensor, mode: str, *, offset: int = 0) -> torch.Tensor:
+    draw = torch.rand if mode == "rand" else torch.randn
+    made: torch.Tensor = draw(list(size), device=seed.device, generator=_generator(seed))
+    return made
+
+
+def _randint(low: int, high: int, size: Sequence[int], seed: torch.Tensor, *, offset: int = 0) -> torch.Tensor:
+    return torch.randint(low, high, list(size), device=seed.device, generator=_generator(seed))
+
+
 def outputs_of(module: torch.fx.GraphModule) -> tuple[Any, ...]:
     """Return the arguments of the output node."""
     found: Any = module.graph.output_node().args[0]
@@ -167,6 +203,7 @@ __all__ = [
     "ForwardFacts",
     "anew",
     "aot",
+    "draw_from_seeds",
     "fake_mode",
     "known_options",
     "mode_of",

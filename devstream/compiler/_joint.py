@@ -116,11 +116,17 @@ def assign(graph: torch.fx.Graph) -> None:
         (False, lambda node: _nearest(node) if node in late else None),
         (False, lambda node: AMBIENT if next(_arguments(node), None) is None else None),
     )
-    for users_first, rule in rules:
+    number = 0
+    while number < len(rules):
+        users_first, rule = rules[number]
+        found = False
         for node in reversed(lacking) if users_first else lacking:
             stream = rule(node) if mark_of(node) is None else None
             if stream is not None:
                 set_mark(node, Mark(stream, 0))
+                found = True
+        # What one rule finds may be what an earlier one lacked.
+        number = 0 if found and number else number + 1
     for node in lacking:
         if mark_of(node) is None:
             streams = sorted({*_arguments(node), *_users(node)})

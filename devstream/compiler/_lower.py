@@ -149,8 +149,8 @@ class _Lowering:
         self.values: dict[str, Value] = {}
         self.nodes: list[Node] = []
         self.backs: list[WriteBack] = []
-        #: By the identity of a fake storage, our number for it.
-        self.storages: dict[Any, int] = {}
+        #: The identity of each value's fake storage.
+        self.keys: dict[str, Any] = {}
         self.count = self.saved.storages if backward else 0
         self.issued: dict[int, str] = {}
         self.renamed: dict[str, str] = {}
@@ -228,25 +228,17 @@ class _Lowering:
         known = self.saved.values.get(node.name) if self.backward else None
         if known is not None:
             storage, stream, given = known
-            origin = Origin.INPUT if given else Origin.SAVED
-            self.storages.setdefault(_key(value), storage)
-            self._add(node, storage, stream, origin)
+            self._add(node, storage, stream, Origin.INPUT if given else Origin.SAVED)
             return
         tangent = self.backward and "tangents" in str(node.target)
-        self._add(node, self._storage(value), AMBIENT, Origin.TANGENT if tangent else Origin.INPUT)
+        # Inputs may be parts of one storage. Where one is changed, they are apart: AOT Autograd gives overlapping
+        # ones to the graph as one. So each counts as a storage of its own.
+        self._add(node, self._fresh(), AMBIENT, Origin.TANGENT if tangent else Origin.INPUT)
 
     def _add(self, node: torch.fx.Node, storage: int, stream: int, origin: Origin = Origin.PRODUCED) -> None:
         self.values[node.name] = Value(node.name, storage, stream, _device(node), origin)
-
-    def _storage(self, value: torch.Tensor | None) -> int:
-        if value is None:
-            self.count += 1
-            return self.count - 1
-        key = _key(value)
-        if key not in self.storages:
-            self.storages[key] = self.count
-            self.count += 1
-        return self.storages[key]
+        made = _tensors_of(node.meta["val"])
+        self.keys[node.name] = _key(made[0]) if len({_key(one) for one in made}) == 1 else None
 
     # -- nodes -------------------------------------------------------------------------------------------
 
@@ -260,16 +252,11 @@ class _Lowering:
         made = _tensors_of(node.meta.get("val"))
         if kind is Kind.EFFECT and _is_random(node):
             self.random.append(node.name)
-        if kind in (Kind.VIEW, Kind.ITEM):
-            storage = self.values[reads[0]].storage
-            if isinstance(node.meta.get("val"), torch.Tensor):
-                self.storages.setdefault(_key(made[0]), storage)
-        elif kind is Kind.WAIT:
+        if kind in (Kind.VIEW, Kind.ITEM, Kind.WAIT):
             storage = self.values[reads[0]].storage
         else:
-            known = self.storages.get(_key(made[0])) if len(made) == 1 else None
-            shared = known is not None and any(self.values[one].storage == known for one in reads)
-            storage = known if shared and known is not None else self._fresh(made)
+            base = next((one for one in reads if self._aliases(made, one)), None)
+            storage = self._fresh() if base is None else self.values[base].storage
         makes = (node.name,) if made else ()
         if makes:
             owner = next((one.stream for one in self.values.values() if one.storage == storage), stream)
@@ -291,12 +278,9 @@ class _Lowering:
             )
         )
 
-    def _fresh(self, made: list[torch.Tensor]) -> int:
-        number = self.count
+    def _fresh(self) -> int:
         self.count += 1
-        for value in made:
-            self.storages[_key(value)] = number
-        return number
+        return self.count - 1
 
     def _tensors(self, node: torch.fx.Node) -> Iterator[torch.fx.Node]:
         """Yield the values that *node* reads; sizes that it takes are the host's."""
@@ -347,7 +331,9 @@ class _Lowering:
         return Kind.COMPUTE
 
     def _aliases(self, made: list[torch.Tensor], base: str) -> bool:
-        return all(self.storages.get(_key(one)) == self.values[base].storage for one in made)
+        """Say whether what is made is the memory of *base*, whatever the operator declares."""
+        key = self.keys[base]
+        return bool(made) and key is not None and all(_key(one) == key for one in made)
 
     def _write_back(self, node: torch.fx.Node) -> None:
         target, source = node.args[0], node.args[1]

@@ -72,7 +72,7 @@ def backend(
             operation="a mode that captures device graphs, over code with streams",
             backend="devstream's compiler",
             capability="the capture of a whole program",
-            alternative="compile without it, or capture the call yourself with torch.cuda.graph",
+            alternative="compile without that mode",
         )
     return _Function(graph_module, captured, example_inputs, chosen)
 
@@ -286,7 +286,12 @@ class _Variant:
         if found and self.options.missing_waits == "error":
             raise MissingWaitError(waits=[str(one) for one in found])
         for one in found:
-            warnings.warn(warning(MissingWaitWarning, wait=str(one)), stacklevel=2)
+            said = warning(MissingWaitWarning, wait=str(one))
+            file, _, line = (one.second_line or one.first_line).rpartition(":")
+            if line.isdigit():
+                warnings.warn_explicit(said, None, file, int(line))
+            else:
+                warnings.warn(said, stacklevel=2)
 
 
 __all__ = ["backend", "log", "watchers"]
