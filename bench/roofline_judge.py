@@ -97,6 +97,14 @@ class Spec:
     device: torch.device
     below: int = 0
 
+    def resized(self, shape: tuple[int, ...]) -> Spec:
+        """Return the same with other sizes, its sides in the same order in memory."""
+        order = sorted(range(len(shape)), key=lambda side: -self.stride[side])
+        stride, step = [0] * len(shape), 1
+        for side in reversed(order):
+            stride[side], step = step, step * shape[side]
+        return Spec(shape, tuple(stride), self.dtype, self.device, self.below)
+
     def make(self, *, widen: bool = False) -> torch.Tensor:
         dtype = WIDER.get(self.dtype, self.dtype) if widen else self.dtype
         out = torch.empty_strided(self.shape, self.stride, dtype=dtype, device=self.device)
@@ -210,6 +218,8 @@ def _by_doubling(found: Operations, clock: Clock) -> Verdicts:
             verdict: str | None = "link"
         else:
             verdict = _doubled(op, func, args, kwargs, clock)
+        if clock.device.type != "cpu":
+            torch.accelerator.empty_cache()  # the variants' memory, which the next one may need in other sizes
         if verdict is not None:
             verdicts += [(found.ops[index][0], found.ops[index][1], verdict) for index in indexes]
     return verdicts
@@ -224,15 +234,7 @@ def _doubled(op: Op, func: Any, args: Any, kwargs: Any, clock: Clock) -> str | N
     if counts.shape is not None and op.what.operator_class == "matmul":
         return _doubled_matmul(op, args, clock)
     if op.what.operator_class in ("attention", "convolution"):
-        # Twice the batch does both; a larger one that costs no more says overhead. The rest by the matrix units'
-        # part: the same operation in float32, twice the bytes, and on the matrix units many times the work.
-        twice = _time(clock, func, args, kwargs, _repeated)
-        if twice is not None and twice < 1.3 * base:
-            return "overhead"
-        wide = _time(clock, func, args, kwargs, lambda spec: spec.make(widen=True))
-        if wide is None:
-            return "compute" if (counts.intensity or 0) > 100 else None
-        return "compute" if wide > 2.6 * base else "memory"
+        return _quadrupled(op, func, args, kwargs, clock, base)
     wide = _time(clock, func, args, kwargs, lambda spec: spec.make(widen=True))
     if wide is not None and wide > 1.4 * base:
         return "memory"  # the same FLOPs, twice the bytes
@@ -244,13 +246,50 @@ def _doubled(op: Op, func: Any, args: Any, kwargs: Any, clock: Clock) -> str | N
     return "memory" if wide is None else "compute"
 
 
+def _quadrupled(op: Op, func: Any, args: Any, kwargs: Any, clock: Clock, base: float) -> str | None:  # noqa: PLR0917
+    """Make four times the FLOPs of twice the bytes: a sequence twice as long, or twice the channels."""
+    if op.what.operator_class == "attention":
+        length = next(one.shape[2] for one in tree_leaves(args) if isinstance(one, Spec) and len(one.shape) == 4)
+        grown_args, grown_kwargs = _longer(args, length), _longer(kwargs, length)
+    else:
+        fours = [one for one in tree_leaves(args) if isinstance(one, Spec) and len(one.shape) == 4]
+        grown_args, grown_kwargs = _more_channels(args, fours[-1]), kwargs
+    took = _time(clock, func, grown_args, grown_kwargs, Spec.make)
+    if took is None:
+        return None
+    if took < 1.3 * base:
+        return "overhead"
+    return "compute" if took > math.sqrt(8) * base else "memory"
+
+
+def _longer(value: Any, length: int) -> Any:
+    if isinstance(value, Spec) and len(value.shape) > 2 and value.shape[2] == length:
+        return value.resized((*value.shape[:2], 2 * length, *value.shape[3:]))
+    if isinstance(value, dict):
+        return {key: _longer(one, length) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_longer(one, length) for one in value)
+    # The longest query and key, as numbers.
+    return 2 * value if isinstance(value, int) and not isinstance(value, bool) and value == length else value
+
+
+def _more_channels(value: Any, weight: Spec) -> Any:
+    if isinstance(value, Spec):
+        if value is weight:
+            return value.resized((2 * value.shape[0], 2 * value.shape[1], *value.shape[2:]))
+        if len(value.shape) == 4:
+            return value.resized((value.shape[0], 2 * value.shape[1], *value.shape[2:]))
+        return value.resized((2 * value.shape[0],)) if len(value.shape) == 1 else value
+    if isinstance(value, list | tuple):
+        return type(value)(_more_channels(one, weight) for one in value)
+    return value
+
+
 def _repeated(spec: Spec) -> torch.Tensor:
     """Return a tensor with twice the leading side, where it has more than one row."""
     if not spec.shape or spec.shape[0] < 2:
         return spec.make()
-    shape = (2 * spec.shape[0], *spec.shape[1:])
-    dense = Spec(shape, tuple(torch.empty(shape, device="meta").stride()), spec.dtype, spec.device, spec.below)
-    return dense.make()
+    return spec.resized((2 * spec.shape[0], *spec.shape[1:])).make()
 
 
 def _doubled_matmul(op: Op, args: Any, clock: Clock) -> str:

@@ -91,19 +91,12 @@ def load(name: str) -> Callable[[], Any]:  # Any: whatever the function returns
 
 
 def _show(diagnosis: Any, rows: int) -> None:  # Any: Diagnosis, imported late
-    from devstream.roofline.tables import REGION_HEADS, action_lines, region_rows, summary  # noqa: PLC0415
+    from devstream.roofline.tables import REGION_HEADS, action_lines, region_tables, summary  # noqa: PLC0415
 
     for line in summary(diagnosis):
         write_note(line)
-    tables = (
-        ("By class of operators", diagnosis.by_class),
-        ("By module", diagnosis.by_module),
-        ("By line", diagnosis.by_line),
-        ("By kernel", diagnosis.by_kernel),
-    )
-    for title, regions in tables:
-        if regions:
-            write_table(REGION_HEADS, region_rows([*regions[:rows], diagnosis.total]), title=title)
+    for title, cells in region_tables(diagnosis, most=rows):
+        write_table(REGION_HEADS, cells, title=title)
     if diagnosis.actions:
         write_note("What would help, each taken alone:")
     for number, line in enumerate(action_lines(diagnosis.actions, diagnosis.wall_s), 1):

@@ -119,10 +119,15 @@ class Clock:
         return found
 
     def _round(self, work: Callable[[], object], loops: int, queued: bool) -> float:
+        if not self._keeps_time:
+            synchronize(self.device)
+            started = time.perf_counter()
+            for _ in range(loops):
+                work()
+            synchronize(self.device)
+            return time.perf_counter() - started
         latch = self._hold() if queued and loops > 1 else None
         try:
-            if not self._keeps_time:
-                return self._by_host(work, loops, latch)
             start, end = (Event(self.device, enable_timing=True) for _ in range(2))
             start.record(self.stream)
             for _ in range(loops):
@@ -134,20 +139,6 @@ class Clock:
         end.synchronize()
         # Clocks of some devices tick coarsely; a time of nothing would make a curve impossible.
         return max(start.elapsed_time(end) / 1e3, loops * 1e-9)
-
-    def _by_host(self, work: Callable[[], object], loops: int, latch: Any) -> float:  # Any: of any backend
-        for _ in range(loops):
-            work()
-        started = time.perf_counter()
-        if latch is not None:
-            latch.release()
-        else:
-            # Not queued: what the host issued may be done already, so its own time counts.
-            started = time.perf_counter()
-            for _ in range(loops):
-                work()
-        synchronize(self.device)
-        return time.perf_counter() - started
 
     def _hold(self) -> Any:  # Any: the latch of any backend, or None where the device can't be held
         if not self._can_hold:

@@ -271,8 +271,9 @@ def _conclude(runs: _Runs) -> Diagnosis:
         busy_s=busy_s,
         total=region("total", ops, ceilings, all_s=all_s, all_flops=all_flops),
         by_class=by_class(ops, ceilings, flops_of=eager if plain.compiled else None),
-        by_module=regions(ops, lambda op: op.module, ceilings),
-        by_line=regions(ops, lambda op: op.line, ceilings),
+        # Compiled kernels belong to no module and no line; the code as it is written does.
+        by_module=regions(eager, lambda op: op.module, ceilings),
+        by_line=regions(eager, lambda op: op.line, ceilings),
         by_kernel=regions(ops if plain.compiled else parts, lambda op: op.name, ceilings),
         memory=device_memory(runs.backend, runs.index, runs.counted),
         actions=actions(now),
@@ -362,8 +363,8 @@ def _notes(plain: Profiled) -> tuple[str, ...]:
     notes = []
     if plain.compiled:
         notes.append(
-            "Compiled code ran. Its kernels are described by their names and the shapes of their operands; "
-            "modules and lines are known for eager code only, and the actions are of the uncompiled code."
+            "Compiled code ran. Its kernels are described by their names and the shapes of their operands. "
+            "The tables by module and by line, and the actions, are of the same code run uncompiled."
         )
         dark = sum(work.seconds for work in plain.work if _fused.is_dark(work))
         if dark > 0.2 * sum(work.seconds for work in plain.work):

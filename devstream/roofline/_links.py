@@ -40,23 +40,28 @@ def streams_at_once(clock: Clock, plan: Plan) -> int:
     if Capability.SIDE_STREAMS not in clock.backend.capabilities(clock.index) or clock.inline:
         return 1
     length = 1 << 16
-    row = torch.zeros(2, length, device=clock.tensors)
-    while clock.wall(lambda: _cumulate([clock.stream], row)) < 4e-3 and length < 1 << 24:  # noqa: B023 - called at once
-        length *= 4  # launching 64 of them must take no part of the time
-        row = torch.zeros(2, length, device=clock.tensors)
-    alone = clock.wall(lambda: _cumulate([clock.stream], row))
+    row, out = (torch.zeros(2, length, device=clock.tensors) for _ in range(2))
+    while clock.wall(lambda: _cumulate([clock.stream], row, out)) < _LONG_S and length < 1 << 26:  # noqa: B023 - called at once
+        length *= 4  # launching all of them must take no part of the time
+        row, out = (torch.zeros(2, length, device=clock.tensors) for _ in range(2))
+    alone = clock.wall(lambda: _cumulate([clock.stream], row, out))
     best = 1.0
     for count in plan.streams:
         streams = [create_stream(clock.device, 0) for _ in range(count)]
-        together = clock.wall(lambda streams=streams: _cumulate(streams, row), rounds=3)  # type: ignore[misc]
+        together = clock.wall(lambda streams=streams: _cumulate(streams, row, out), rounds=3)  # type: ignore[misc]
         best = max(best, count * alone / together)
     return max(1, round(best))
 
 
-def _cumulate(streams: Sequence[object], row: torch.Tensor) -> None:
+#: How long a kernel runs by which streams that run at once are counted.
+_LONG_S = 0.02
+
+
+def _cumulate(streams: Sequence[object], row: torch.Tensor, out: torch.Tensor) -> None:
     for one in streams:
         with switch(one):  # type: ignore[arg-type]
-            torch.cumsum(row, 1)
+            # All write to one tensor, and the same zeros: a result each would need memory for each.
+            torch.cumsum(row, 1, out=out)
 
 
 # -- the host's link -------------------------------------------------------------------------------------

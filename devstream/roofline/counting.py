@@ -235,7 +235,7 @@ class _Modules:
         name = self._names.get(id(module))
         if not self._stack:
             # A root: it names everything below it.
-            root = type(module).__name__
+            root = type(getattr(module, "_orig_mod", module)).__name__  # a compiled module has its own class
             self._names = {id(below): f"{root}.{path}" if path else root for path, below in module.named_modules()}
             name = root
         elif name is None:

@@ -143,6 +143,22 @@ def region_rows(regions: Sequence[Region]) -> list[tuple[str, ...]]:
     ]
 
 
+def region_tables(diagnosis: Diagnosis, *, most: int) -> list[tuple[str, list[tuple[str, ...]]]]:
+    """Return title and rows of each table of regions, *most* rows and a total where the rows are parts of it."""
+    uncompiled = ", uncompiled" if diagnosis.compiled else ""
+    tables = (
+        ("By class of operators", diagnosis.by_class, True),
+        (f"By module{uncompiled}", diagnosis.by_module, not diagnosis.compiled),
+        (f"By line{uncompiled}", diagnosis.by_line, not diagnosis.compiled),
+        ("By kernel", diagnosis.by_kernel, True),
+    )
+    return [
+        (title, region_rows([*regions[:most], *([diagnosis.total] if parts else [])]))
+        for title, regions, parts in tables
+        if regions
+    ]
+
+
 def summary(diagnosis: Diagnosis) -> list[str]:
     """Return the first lines: the class, idle time, memory."""
     total = sum(diagnosis.class_s.values()) or 1.0
@@ -190,16 +206,8 @@ def action_lines(actions: Sequence[Action], wall_s: float, *, most: int = 8) -> 
 def as_text(diagnosis: Diagnosis, *, most: int = 12) -> str:
     """Return the whole diagnosis as plain text, *most* rows a table."""
     lines = summary(diagnosis)
-    tables = (
-        ("By class of operators", diagnosis.by_class),
-        ("By module", diagnosis.by_module),
-        ("By line", diagnosis.by_line),
-        ("By kernel", diagnosis.by_kernel),
-    )
-    for title, regions in tables:
-        if regions:
-            rows = region_rows([*regions[:most], diagnosis.total])
-            lines += ["", plain_table((title, *REGION_HEADS[1:]), rows)]
+    for title, rows in region_tables(diagnosis, most=most):
+        lines += ["", plain_table((title, *REGION_HEADS[1:]), rows)]
     if diagnosis.actions:
         lines += ["", "What would help, each taken alone:"]
         lines += [
@@ -230,6 +238,7 @@ __all__ = [
     "plain_table",
     "quantity",
     "region_rows",
+    "region_tables",
     "size",
     "summary",
 ]

@@ -12,10 +12,12 @@ from torch.profiler import profile
 
 from devstream._compat import autograd
 from devstream.exceptions import BackendError, DiagnosisError, UnsupportedError
+from devstream.report import Span
 from devstream.roofline import _diagnose, diagnose
 from devstream.roofline.ceilings import Ceilings
+from devstream.roofline.counting import count
 from devstream.roofline.curves import Curve
-from devstream.roofline.profiled import Profiled
+from devstream.roofline.profiled import Profiled, Work
 from tests.roofline._device import SIZES, WORK, line
 
 
@@ -140,6 +142,8 @@ def test_compiled_code_is_told_by_kernel(known, tensors, device):
     assert "matmul" in names
     matmuls = next(one for one in found.by_class if one.name == "matmul")
     assert matmuls.flops_share > 0.5
+    assert "Step.up" in {one.name for one in found.by_module}  # of the code as it is written
+    assert "By module, uncompiled" in str(found)
     assert "compile" not in [action.kind for action in found.actions]
     kernels = {one.name for one in found.by_kernel}
     assert any(name == "compiled" or name.startswith("triton_") for name in kernels)
@@ -171,6 +175,50 @@ def test_the_times_of_kernels_are_the_devices_own(known):
     end.record()
     torch.cuda.synchronize()
     assert found.total.seconds == pytest.approx(start.elapsed_time(end) / 20e3, rel=0.25)
+
+
+# -- traces of a GPU, made by hand ------------------------------------------------------------------------
+
+
+def gpu_run(*kernels):
+    """Return the trace and counts of two operations whose kernels are *kernels*: ``(operation, seconds)``."""
+    x, w = torch.zeros(8, 4), torch.zeros(4, 2)
+    counted = count(lambda: (x @ w) + 1)
+    work = [
+        Work(f"kernel {number}", 1e6 * number, 1e6 * (number + took), "stream 7", mark=mark)
+        for number, (mark, took) in enumerate(kernels)
+    ]
+    return Profiled(work), counted
+
+
+def test_an_operation_has_the_time_of_all_its_kernels_and_each_kernel_its_part_of_the_work():
+    ops, kernels = _diagnose._timed([gpu_run((0, 0.3), (0, 0.1), (1, 0.2), (None, 9.0))], on_host=False)
+    assert [took for _, took in ops] == pytest.approx([0.4, 0.2])
+    first, second, third = kernels
+    assert first[0].what.counts.flops == pytest.approx(0.75 * 2 * 8 * 4 * 2)
+    assert second[0].what.counts.flops == pytest.approx(0.25 * 2 * 8 * 4 * 2)
+    assert [op.name for op, _ in (first, second, third)] == ["kernel 0", "kernel 1", "kernel 2"]
+    assert [took for _, took in (first, second, third)] == pytest.approx([0.3, 0.1, 0.2])
+    assert first[0].line == ops[0][0].line
+
+
+def test_of_several_runs_the_shortest_time_of_each_operation_counts():
+    runs = [gpu_run((0, 0.3), (1, 0.2)), gpu_run((0, 0.5), (1, 0.1)), gpu_run((0, 0.4), (1, 0.4))]
+    ops, _ = _diagnose._timed(runs, on_host=False)
+    assert [took for _, took in ops] == pytest.approx([0.3, 0.1])
+
+
+def test_a_run_that_did_something_else_does_not_count():
+    other = gpu_run((0, 0.01))
+    other[1].ops.append(other[1].ops[0])
+    ops, _ = _diagnose._timed([gpu_run((0, 0.3), (1, 0.2)), other], on_host=False)
+    assert [took for _, took in ops] == pytest.approx([0.3, 0.2])
+
+
+def test_a_copy_is_exposed_where_no_kernel_runs():
+    spans = (Span("d2h", "c", 0.0, 4.0), Span("h2d", "c", 3.0, 6.0), Span("stream 7", "k", 1.0, 2.5))
+    assert _diagnose._exposed_link_s(spans) == pytest.approx(4.5e-3)
+    assert _diagnose._exposed_link_s(spans[2:]) == 0.0
 
 
 # -- bad input -------------------------------------------------------------------------------------------

@@ -98,6 +98,14 @@ def test_a_pointwise_operation_turns_from_memory_to_compute_bound_at_the_ridge_o
         assert predict_op(one, TOY).bound == bound, flops_per_byte
 
 
+def test_a_fused_chain_takes_the_time_of_one_operation_until_the_vector_units_are_full():
+    def fused(k):
+        return predict_op(Counts("pointwise 4", {}, {"float32": k * 1e8}, 4e8, 4e8), TOY).seconds
+
+    assert fused(1) == fused(8) == fused(32)  # 8 bytes an element, and 5 FLOPs a byte at the ridge
+    assert fused(80) == pytest.approx(2 * fused(40), rel=0.01)
+
+
 def test_a_tiny_operation_is_overhead():
     assert predict_op(Counts("pointwise 4", {}, {"float32": 64.0}, 256.0, 256.0), TOY).bound == "overhead"
 

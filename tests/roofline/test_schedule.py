@@ -110,6 +110,28 @@ def test_a_launch_bound_graph_is_overhead_until_it_is_captured():
     assert predict_graph(tasks, TOY, captured=True).seconds == pytest.approx(100 * TOY.floor_s, rel=0.05)
 
 
+def mlp(batch, width=1024, layers=16):
+    layer = Counts(
+        "matmul bfloat16",
+        {"bfloat16": 2.0 * batch * width * width},
+        {},
+        2.0 * (batch * width + width * width),
+        2.0 * batch * width,
+    )
+    relu = Counts("pointwise 2", {}, {"float32": 1.0 * batch * width}, 2.0 * batch * width, 2.0 * batch * width)
+    return [Task(counts, "a") for _ in range(layers) for counts in (layer, relu)]
+
+
+def test_a_larger_batch_takes_a_step_from_overhead_to_compute_and_a_sample_never_costs_more():
+    found = {batch: predict_graph(mlp(batch), TOY) for batch in (16, 64, 256, 1024, 4096, 16384, 65536)}
+    bounds = [one.bound for one in found.values()]
+    assert bounds[0] == "overhead"
+    assert bounds[-1] == "compute"
+    assert bounds.index("compute") == len(bounds) - bounds[::-1].count("compute")  # once, and for good
+    costs = [one.seconds / batch for batch, one in found.items()]
+    assert costs == sorted(costs, reverse=True)
+
+
 def test_measured_times_take_the_place_of_predicted_ones():
     found = predict_graph([Task(MATMUL, "a", seconds=0.5)], TOY, captured=True)
     assert found.seconds == 0.5
