@@ -11,6 +11,7 @@ devstream.current_stream().wait_event(done)
 """
 
 from importlib.metadata import version as _version
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from devstream._streams import (
     Event,
@@ -32,6 +33,10 @@ from devstream._streams import (
 from devstream.abc import Capability, DeviceSpec
 from devstream.exceptions import DevstreamError, DevstreamWarning, UnsupportedError
 
+if _TYPE_CHECKING:
+    from devstream.compiler._check import check
+    from devstream.compiler._explain import explain
+
 __version__ = _version("devstream")
 
 __all__ = [
@@ -46,9 +51,11 @@ __all__ = [
     "backend",
     "capabilities",
     "carry_streams",
+    "check",
     "current_stream",
     "default_stream",
     "devices",
+    "explain",
     "named_stream",
     "record_stream",
     "recorded",
@@ -57,3 +64,19 @@ __all__ = [
     "synchronize",
     "wrap",
 ]
+
+#: Public names whose module imports torch's compiler, which takes a second: found when they are asked for.
+_LATER = {"check": "devstream.compiler._check", "explain": "devstream.compiler._explain"}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module  # noqa: PLC0415 - see above
+
+    globals()[name] = found = getattr(import_module(_LATER[name]), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -134,6 +134,12 @@ def anew(mode: Any) -> AbstractContextManager[Any]:
     return tracing(TracingContext(mode))
 
 
+def both_halves() -> AbstractContextManager[Any]:
+    """Return a context in which a backward is compiled with its forward, not when it is first called."""
+    context: AbstractContextManager[Any] = _functorch.patch(force_non_lazy_backward_lowering=True)
+    return context
+
+
 def mode_options(mode: str | None) -> dict[str, Any]:
     """Return what *mode* of ``torch.compile`` sets.
 
@@ -167,6 +173,7 @@ __all__ = [
     "ForwardFacts",
     "anew",
     "aot",
+    "both_halves",
     "fake_mode",
     "known_options",
     "mode_of",

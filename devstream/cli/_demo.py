@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 import sys
 import warnings
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 from devstream import _files, _registry
 from devstream.abc import DeviceSpec
 from devstream.cli._output import complain, progress, write_note, write_table
-from devstream.cli._usage import UsageError
+from devstream.cli._usage import UsageError, writable
 from devstream.cli._versions import versions
 from devstream.demo.result import CACHE_KIND, CACHE_SCHEMA, KIND, SCHEMA, Result
 from devstream.demo.sizes import SIZES
@@ -51,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError(f"--steps {options.steps}: one step or more")
     if not 0 <= options.seed < 1 << 32:
         raise UsageError(f"--seed {options.seed}: a number from 0 to {(1 << 32) - 1}")
-    json_path = None if options.json in (None, "-") else _writable("--json", options.json)
+    json_path = None if options.json in (None, "-") else writable("--json", options.json)
     picture, no_picture = _picture_path(options.picture)
     if picture is not None and picture == json_path:
         raise UsageError(f"--json and --picture both name {picture}")
@@ -122,27 +121,14 @@ def _picture_path(given: str | None) -> tuple[Path | None, str]:
         check_available()
         if not given.endswith(".png"):
             raise UsageError(f"--picture {given}: the picture is a PNG, so its name ends with .png")
-        return _writable("--picture", given), ""
+        return writable("--picture", given), ""
     try:
         check_available()
-        return _writable("--picture", _DEFAULT_PICTURE), ""
+        return writable("--picture", _DEFAULT_PICTURE), ""
     except MissingExtraError as error:
         return None, f"No picture: {error}."
     except UsageError as error:
         return None, f"No picture: {error}."
-
-
-def _writable(option: str, given: str) -> Path:
-    path = Path(given).absolute()
-    if path.is_dir():
-        raise UsageError(f"{option} {given}: is a folder; give a file's name")
-    if path.is_symlink() or (path.exists() and not path.is_file()):
-        raise UsageError(f"{option} {given}: is a link or a device, which would be replaced; give a file's name")
-    if not path.parent.is_dir():
-        raise UsageError(f"{option} {given}: there is no folder {path.parent}")
-    if not os.access(path.parent, os.W_OK | os.X_OK):
-        raise UsageError(f"{option} {given}: the folder {path.parent} isn't writable")
-    return path
 
 
 def _exchange_rate(result: Result) -> float | None:

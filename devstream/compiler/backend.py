@@ -66,7 +66,7 @@ def backend(
     """
     chosen = parse(mode, options)
     captured = capture(graph_module)
-    if len(captured.streams) == 1 and not captured.operations and not captured.events:
+    if not captured.has_streams:
         return inductor.stream_free(graph_module, example_inputs, dict(chosen.inductor))  # type: ignore[no-any-return]
     if chosen.graphs:
         raise UnsupportedError(
@@ -75,10 +75,10 @@ def backend(
             capability="the capture of a whole program",
             alternative="compile without it, or capture the call yourself with torch.cuda.graph",
         )
-    return _Function(graph_module, captured, example_inputs, chosen)
+    return Function(graph_module, captured, example_inputs, chosen)
 
 
-class _Function:
+class Function:
     """One compiled function: a variant for each way in which its names of streams are the same queues."""
 
     def __init__(
@@ -98,6 +98,7 @@ class _Function:
         return (serving, serving.current_index(), queues, indices)
 
     def __call__(self, *arguments: Any) -> tuple[Any, ...]:
+        """Run one call of it."""
         streams, natives = self.resolver.streams(arguments, self.captured.events)
         queues = pattern(self.captured.streams, streams)
         key = self._key(queues, streams)
@@ -244,6 +245,8 @@ class _Variant:
             self._tell_missing(lowered.graph)
         graph = in_turn(lowered) if self.backend.works_in_threads else lowered.graph
         program = build(graph, delay_us=self.options.delay_us)
+        if self.options.seen is not None:
+            self.options.seen(lowered.graph, program)
         prove(program)
         if log.isEnabledFor(logging.DEBUG):
             log.debug("%s", listing(program))
@@ -289,4 +292,4 @@ class _Variant:
             warnings.warn(warning(MissingWaitWarning, wait=str(one)), stacklevel=2)
 
 
-__all__ = ["backend", "log", "watchers"]
+__all__ = ["Function", "backend", "log", "watchers"]
