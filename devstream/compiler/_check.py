@@ -88,7 +88,8 @@ def check(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Che
     """Find every wait that *function* lacks: where eager mode would race, with both lines and what to do.
 
     Nothing runs: no kernel, no record, no wait. Nothing is compiled by Inductor, and *function* is left as it is.
-    ``torch.compile(function, backend="devstream")`` has these waits in any case.
+    ``torch.compile(function, backend="devstream")`` has these waits in any case. In the backward the autograd
+    engine gives the order, in eager mode too, so nothing is missing there.
 
     Args:
         function: a function or a module; traced as with ``fullgraph=True``.
@@ -97,15 +98,13 @@ def check(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Che
 
     Raises:
         TypeError: the arguments are not those of *function*.
-        UnsupportedError: it can't be traced as one graph, or holds stream code that can't be compiled.
-        WriteBackError: an input's change can't be written back where the user's events want it.
+        UnsupportedError: it can't be traced as one graph, or holds stream code that has no meaning in a graph.
     """
-    # The backward is ordered by the autograd engine in eager mode, and has no operations of the user's.
-    graphs = [one.graph for one in look(function, arguments, keywords) if one.graph.name != "backward"]
-    found = [one for graph in graphs for one in missing(graph)]
+    graph = look(function, arguments, keywords, programs=False).eager
+    found = missing(graph) if graph is not None else ()
     return CheckResult(
         name_of(function),
-        tuple(f"{stream.name} ({stream.device})" for graph in graphs for stream in graph.streams),
+        tuple(f"{stream.name} ({stream.device})" for stream in graph.streams) if graph is not None else (),
         tuple(one for one in found if one.sure),
         tuple(one for one in found if not one.sure),
     )

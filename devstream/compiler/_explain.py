@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any  # Any: arguments of a function of the user's
 from devstream import _files
 from devstream.compiler import _picture
 from devstream.compiler._document import as_fields
+from devstream.compiler._graph import Graph, OpKind
 from devstream.compiler._listing import listing
 from devstream.compiler._look import look, name_of
 from devstream.compiler._needless import needless
@@ -90,8 +92,19 @@ def explain(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> E
         UnsupportedError: it can't be traced as one graph, or holds stream code that can't be compiled.
         WriteBackError: an input's change can't be written back where the user's events want it.
     """
-    halves = [Half(one.program, needless(one.graph)) for one in look(function, arguments, keywords)]
+    seen = look(function, arguments, keywords, programs=True)
+    marked = _needless(seen.eager)
+    halves = [Half(program, () if program.name == "backward" else marked) for program in seen.programs]
     return Explanation(name_of(function), tuple(halves))
+
+
+def _needless(graph: Graph | None) -> tuple[int, ...]:
+    """Return the needless waits of *graph* as a program numbers them, which has no record_stream among them."""
+    if graph is None:
+        return ()
+    numbers = itertools.count()
+    numbered = [-1 if op.kind is OpKind.RECORD_STREAM else next(numbers) for op in graph.ops]
+    return tuple(numbered[one] for one in needless(graph))
 
 
 __all__ = ["KIND", "SCHEMA", "Explanation", "Half", "explain"]

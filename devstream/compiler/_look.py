@@ -20,47 +20,64 @@ import torch
 
 from devstream._compat import dynamo_graph, inductor
 from devstream.compiler._capture import capture
+from devstream.compiler._eager import eager
 from devstream.compiler._graph import Graph
 from devstream.compiler._nodes import is_ours
 from devstream.compiler._options import parse
 from devstream.compiler._program import Program
-from devstream.compiler.backend import Function
+from devstream.compiler._resolve import backend_of
+from devstream.compiler.backend import Function, captured_examples, queues_of
 from devstream.exceptions import UnsupportedError
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One half of a function, as it was captured and as it would run."""
+    """What was seen of a function.
 
-    graph: Graph
-    program: Program
+    Attributes:
+        eager: what eager mode would do; None where there is no stream code.
+        programs: what compiled code would do, forward and backward; none where they were not asked for.
+    """
+
+    eager: Graph | None
+    programs: tuple[Program, ...]
 
 
 class _LookedError(Exception):
     """Ends the call whose function has been looked at."""
 
 
-def look(function: Callable[..., Any], arguments: Sequence[Any], keywords: Mapping[str, Any]) -> list[Seen]:
-    """Return the halves of *function* for these arguments: none, if there is no stream code in it.
+def look(
+    function: Callable[..., Any], arguments: Sequence[Any], keywords: Mapping[str, Any], *, programs: bool
+) -> Seen:
+    """Return what *function* is for these arguments.
+
+    Args:
+        function: it is traced as one graph.
+        arguments: of the call.
+        keywords: of the call.
+        programs: make the programs as well.
 
     Raises:
         TypeError: the arguments are not those of *function*.
         UnsupportedError: it can't be traced as one graph, or holds stream code that can't be compiled.
         WriteBackError, ProofError: see `devstream.compiler.backend.backend`.
     """
-    found: list[Seen] = []
+    graphs: list[Graph] = []
+    found: list[Program] = []
     with suppress(ValueError):  # what is written in C may have no signature
         inspect.signature(function).bind(*arguments, **keywords)  # as a call would say it
 
-    def note(graph: Graph, program: Program) -> None:
-        found.append(Seen(graph, program))
-
-    options = replace(parse(None, {"regions": "eager", "missing_waits": "ignore"}), seen=note)
+    options = replace(parse(None, {"regions": "eager", "missing_waits": "ignore"}), seen=found.append)
 
     def backend(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., NoReturn]:
         captured = capture(module)
         if captured.has_streams:
-            Function(module, captured, inputs, options)
+            if programs:
+                Function(module, captured, inputs, options)
+            streams = captured_examples(captured)
+            queues = queues_of(captured, backend_of(streams), streams)
+            graphs.append(eager(captured, queues, inputs))
         return _stop
 
     traced = torch.compile(_caller(function), backend=backend, fullgraph=True)
@@ -78,7 +95,7 @@ def look(function: Callable[..., Any], arguments: Sequence[Any], keywords: Mappi
                 capability=_reason(error),
                 alternative="look at the part that holds the streams",
             ) from error
-    return found
+    return Seen(next(iter(graphs), None), tuple(found))
 
 
 def _stop(*_: Any) -> NoReturn:

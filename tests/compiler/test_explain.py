@@ -15,7 +15,12 @@ from devstream.compiler._program import Wait
 from devstream.exceptions import MissingExtraError
 
 # Dynamo looks at the gradient of every argument.
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),
+    # And an object of torch.autograd.Function.
+    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream"),
+]
 
 SIDE = devstream.Stream("cpu")
 
