@@ -63,7 +63,7 @@ class _Trace:
         self.storages: dict[Any, int] = {}
         self.kept: list[Any] = []  # so that no storage's identity comes twice
         self.nodes: list[Node] = []
-        self.counts: dict[str, int] = {}
+        self.used: set[str] = set()
         self.issued: dict[int, str] = {}
         self.ops: list[OrderOp] = []
         self.dels: list[Del] = []
@@ -107,8 +107,12 @@ class _Trace:
         self.changed.update(map(self._numbered, writes))
 
     def _called(self, name: str) -> str:
-        count = self.counts[name] = self.counts.get(name, 0) + 1
-        return name if count == 1 else f"{name.removesuffix('_')}_{count - 1}"
+        found, count = name, 0
+        while found in self.used:
+            count += 1
+            found = f"{name.removesuffix('_')}_{count}"
+        self.used.add(found)
+        return found
 
     def _is_issued(self, value: Any) -> bool:
         return key_of(value) in self.storages and self._number(value) in self.issued

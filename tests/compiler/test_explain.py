@@ -72,7 +72,12 @@ def test_without_gradients_there_is_one_program():
 def test_it_shows_what_is_compiled(suite_program, halves):
     function = suite_program.make("cpu", devstream.Stream("cpu"), devstream.Stream("cpu"))
     shown = devstream.explain(function, *suite_program.arguments("cpu"))
-    assert [one.steps for one in shown.programs] == [one.steps for one in halves[: len(shown.programs)]]
+    assert [outline(one) for one in shown.programs] == [outline(one) for one in halves[: len(shown.programs)]]
+
+
+def outline(program):
+    """Return what each step is, and where: two traces may name nodes differently."""
+    return [(type(step), getattr(step, "stream", None), getattr(step, "op", None)) for step in program.steps]
 
 
 def test_a_function_without_stream_code_has_no_program():
