@@ -59,7 +59,7 @@ def ops() -> Any:  # Any: torch's class of operator namespaces is private
             ):
                 library.define(name + schema)
                 library.impl(name, run, "CompositeExplicitAutograd")
-                torch.library.register_fake(f"devstream::{name}", _FAKES.get(name, run), lib=library)
+                torch.library.register_fake(f"devstream::{name}", _FAKES[name], lib=library)
             _library = library
     return torch.ops.devstream
 
@@ -86,7 +86,12 @@ _COPIES: dict[Any, tuple[str, str, Callable[..., torch.Tensor]]] = {
     ),
 }
 
-_FAKES: dict[str, Callable[..., torch.Tensor]] = {"seal": _like, "token": _no_token, "carry": _like}
+_FAKES: dict[str, Callable[..., torch.Tensor]] = {
+    "seal": _like,
+    "token": _no_token,
+    "carry": _like,
+    **{name: run for name, _, run in _COPIES.values()},
+}
 
 
 def prepare(graph: torch.fx.Graph) -> None:
