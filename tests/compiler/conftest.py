@@ -34,6 +34,11 @@ def suite():
     return load("_suite")
 
 
+@pytest.fixture(scope="session")
+def faults():
+    return load("_faults")
+
+
 def pytest_generate_tests(metafunc):
     if "suite_program" in metafunc.fixturenames:
         programs = load("_suite").PROGRAMS
