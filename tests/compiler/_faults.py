@@ -1,7 +1,7 @@
 """Programs that compilers of stream code get wrong, written once for any API of streams.
 
-Each is right in eager mode. `FAULTS` says for each what goes wrong where it does. ``make(api)`` returns the function;
-`api` has ``Stream``, ``Event``, ``stream`` (the block) and ``current``, of devstream or of torch itself.
+Each is right in eager mode. `FAULTS` says for each what goes wrong where it does. ``make(api)`` returns the
+function; `api` has ``Stream``, ``Event``, ``stream`` (the block) and ``current``, of devstream or of torch itself.
 """
 
 from __future__ import annotations
@@ -397,7 +397,7 @@ def devstream_api(device: str) -> Any:
 
 
 def run(fault: Fault, function: Callable[..., Any], device: str) -> list[Any]:
-    """Call it (twice, where two calls are in flight) and differentiate; return results, arguments and gradients."""
+    """Call it, twice where two calls are in flight, and differentiate; return results, arguments, gradients."""
     given = [fault.arguments(device, seed) for seed in ((3, 4) if fault.in_flight else (3,))]
     results = []
     for arguments in given:
