@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -99,6 +101,16 @@ def test_other_arguments_and_none(folder, capsys):
     capsys.readouterr()
     assert main(["check", "bare.py:right"]) == 2
     assert "write example_inputs() in bare.py" in capsys.readouterr().err
+
+
+def test_the_docs_show_what_the_command_prints(folder, capsys):
+    page = (Path(__file__).resolve().parents[2] / "docs" / "explain-and-check.md").read_text(encoding="utf-8")
+    (source,) = re.findall(r"```python\n(# train\.py\n.*?)```", page, re.DOTALL)
+    (shown,) = re.findall(r"```console\n\$ python -m devstream (check train\.py:step)\n(.*?)```", page, re.DOTALL)
+    (folder / "train.py").write_text(source)
+    assert main(shown[0].split()) == 1
+    sys.modules.pop("train", None)
+    assert capsys.readouterr().out.replace(f"{folder}/", "") == shown[1]
 
 
 def test_json_is_all_that_standard_output_holds(capsys):
