@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any  # Any: Inductor's types are private
 
 import torch
@@ -15,6 +15,8 @@ from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._inductor.utils import BoxedBool
 from torch._inductor.virtualized import V
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 #: Options of Inductor by name, as ``torch.compile(options=...)`` takes them.
 known_options: Callable[[], dict[str, Any]] = _config.get_config_copy
@@ -170,6 +172,21 @@ def anew(mode: Any) -> AbstractContextManager[Any]:
     return tracing(TracingContext(mode))
 
 
+@contextmanager
+def faked() -> Iterator[Callable[[Any], Any]]:
+    """Let operators run on fake tensors of fixed sizes; yield what makes one of a real one."""
+    shapes = ShapeEnv()
+    mode = FakeTensorMode(shape_env=shapes, allow_non_fake_inputs=True)
+    with mode, shapes.ignore_fresh_unbacked_symbols():
+        yield lambda value: mode.from_tensor(value, static_shapes=True)
+
+
+def both_halves() -> AbstractContextManager[Any]:
+    """Return a context in which a backward is compiled with its forward, not when it is first called."""
+    context: AbstractContextManager[Any] = _functorch.patch(force_non_lazy_backward_lowering=True)
+    return context
+
+
 def mode_options(mode: str | None) -> dict[str, Any]:
     """Return what *mode* of ``torch.compile`` sets.
 
@@ -203,8 +220,10 @@ __all__ = [
     "ForwardFacts",
     "anew",
     "aot",
+    "both_halves",
     "draw_from_seeds",
     "fake_mode",
+    "faked",
     "known_options",
     "mode_of",
     "mode_options",

@@ -25,9 +25,10 @@ from devstream.compiler._graph import (
     WriteBack,
 )
 from devstream.compiler._joint import is_item, is_number
+from devstream.compiler._naming import key_of, short, text
 from devstream.compiler._nodes import line_of, unsupported
 
-_COLLECTIVES = ("_c10d_functional", "c10d_functional")
+COLLECTIVES = ("_c10d_functional", "c10d_functional")
 _BETWEEN_DEVICES = ("aten::_to_copy", "prims::device_put", "aten::copy")
 
 
@@ -238,7 +239,7 @@ class _Lowering:
     def _add(self, node: torch.fx.Node, storage: int, stream: int, origin: Origin = Origin.PRODUCED) -> None:
         self.values[node.name] = Value(node.name, storage, stream, _device(node), origin)
         made = _tensors_of(node.meta["val"])
-        self.keys[node.name] = _key(made[0]) if len({_key(one) for one in made}) == 1 else None
+        self.keys[node.name] = key_of(made[0]) if len({key_of(one) for one in made}) == 1 else None
 
     # -- nodes -------------------------------------------------------------------------------------------
 
@@ -271,7 +272,7 @@ class _Lowering:
                 reads=reads,
                 makes=makes,
                 kind=kind,
-                line=_short(line_of(node)),
+                line=short(line_of(node)),
                 cost_us=self.cost(node) if self.cost is not None and kind is Kind.COMPUTE else None,
                 collective=self.issued.get(storage, "") if kind is Kind.WAIT else "",
                 group=str(node.args[-1]) if kind is Kind.ISSUE else "",
@@ -294,7 +295,7 @@ class _Lowering:
         mark = mark_of(node)
         assert mark is not None
         made = _tensors_of(node.meta.get("val"))
-        device = _text(made[0].device) if made else None
+        device = text(made[0].device) if made else None
         inputs = [one for one in map(_device, self._tensors(node)) if one != "cpu"]
         # A copy to the host is its source's; one between devices its target's, whose memory it takes.
         if inputs and device in (None, "cpu"):
@@ -313,7 +314,7 @@ class _Lowering:
             return Kind.ITEM
         name = _schema_name(node)
         space = name.partition("::")[0]
-        if space in _COLLECTIVES:
+        if space in COLLECTIVES:
             return Kind.WAIT if name.endswith("wait_tensor") else Kind.ISSUE
         made = _tensors_of(node.meta.get("val"))
         if not made:
@@ -333,7 +334,7 @@ class _Lowering:
     def _aliases(self, made: list[torch.Tensor], base: str) -> bool:
         """Say whether what is made is the memory of *base*, whatever the operator declares."""
         key = self.keys[base]
-        return bool(made) and key is not None and all(_key(one) == key for one in made)
+        return bool(made) and key is not None and all(key_of(one) == key for one in made)
 
     def _write_back(self, node: torch.fx.Node) -> None:
         target, source = node.args[0], node.args[1]
@@ -349,7 +350,7 @@ class _Lowering:
                 source=self.renamed.get(source.name, source.name),
                 stream=stream,
                 epoch=0 if self.backward else (mark or own).epoch,
-                line=_short(line_of(source) or line_of(node)),
+                line=short(line_of(source) or line_of(node)),
             )
         )
 
@@ -367,7 +368,7 @@ class _Lowering:
 
         def add(kind: OpKind, line: str, stream: int | None = None, event: int | None = None) -> None:
             now = (*epochs, *(epochs[AMBIENT] for _ in self.ambient))
-            found.append(OrderOp(kind, now, stream=stream, event=event, line=_short(line)))
+            found.append(OrderOp(kind, now, stream=stream, event=event, line=short(line)))
 
         for one in operations:
             if one.kind == "record":
@@ -423,7 +424,7 @@ class _Lowering:
                         source=name,
                         stream=self._stream(node)[0] if node.op == "call_function" else AMBIENT,
                         epoch=mark.epoch,
-                        line=_short(line_of(node)),
+                        line=short(line_of(node)),
                         outside=True,
                     )
                 )
@@ -432,19 +433,8 @@ class _Lowering:
         return found
 
 
-def _key(value: torch.Tensor) -> Any:
-    try:
-        return value.untyped_storage()._cdata
-    except (NotImplementedError, RuntimeError):  # a layout without a storage
-        return id(value)
-
-
-def _text(device: torch.device) -> str:
-    return "cpu" if device.type == "cpu" else f"{device.type}:{device.index or 0}"
-
-
 def _device(node: torch.fx.Node) -> str:
-    return _text(_tensors_of(node.meta["val"])[0].device)
+    return text(_tensors_of(node.meta["val"])[0].device)
 
 
 def _tensors_of(value: Any) -> list[torch.Tensor]:
@@ -475,9 +465,12 @@ def _is_view(node: torch.fx.Node) -> bool:
     return bool(schema.returns) and all(one.alias_info is not None for one in schema.returns)
 
 
-def _short(line: str) -> str:
-    """Return ``file.py:12`` of what `line_of` says."""
-    return line.partition(" in ")[0]
-
-
-__all__ = ["GENERATOR", "Lowered", "Queues", "Saved", "in_turn", "lower"]
+__all__ = [
+    "COLLECTIVES",
+    "GENERATOR",
+    "Lowered",
+    "Queues",
+    "Saved",
+    "in_turn",
+    "lower",
+]
