@@ -12,7 +12,6 @@ devstream.current_stream().wait_event(done)
 
 from importlib.metadata import version as _version
 from typing import TYPE_CHECKING as _TYPE_CHECKING
-from typing import Any as _Any
 
 from devstream._streams import (
     Event,
@@ -35,7 +34,9 @@ from devstream.abc import Capability, DeviceSpec
 from devstream.exceptions import DevstreamError, DevstreamWarning, UnsupportedError
 
 if _TYPE_CHECKING:
-    from devstream.races import racecheck as racecheck
+    from devstream.compiler._check import check
+    from devstream.compiler._explain import explain
+    from devstream.races import racecheck
 
 __version__ = _version("devstream")
 
@@ -51,9 +52,11 @@ __all__ = [
     "backend",
     "capabilities",
     "carry_streams",
+    "check",
     "current_stream",
     "default_stream",
     "devices",
+    "explain",
     "named_stream",
     "racecheck",
     "record_stream",
@@ -64,12 +67,22 @@ __all__ = [
     "wrap",
 ]
 
+#: Public names of features, by module: imported when somebody asks for them, so that the import stays cheap.
+_LATER = {
+    "check": "devstream.compiler._check",
+    "explain": "devstream.compiler._explain",
+    "racecheck": "devstream.races",
+}
 
-def __getattr__(name: str) -> _Any:  # Any: whatever has the name
-    # A feature is imported when somebody asks for it: importing devstream stays cheap.
-    if name == "racecheck":
-        from devstream.races import racecheck  # noqa: PLC0415
 
-        globals()[name] = racecheck
-        return racecheck
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+def __getattr__(name: str) -> object:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module  # noqa: PLC0415 - see above
+
+    globals()[name] = found = getattr(import_module(_LATER[name]), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from devstream.cli import _demo, _diagnose, _info, _measure, _racecheck
+from devstream.cli import _check, _demo, _diagnose, _explain, _info, _measure, _racecheck
 from devstream.cli._output import complain
 from devstream.cli._usage import Parser, UsageError
 from devstream.exceptions import DevstreamError
@@ -21,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command in *argv* (default: the process's arguments) and return its exit code."""
     parser = Parser(prog="devstream", description="Streams and events, the same on every device.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
-    for command in (_info, _demo, _measure, _diagnose, _racecheck):
+    for command in (_info, _check, _explain, _demo, _measure, _diagnose, _racecheck):
         command.add_parser(commands)
     _take_closed_descriptors()
     try:

@@ -425,7 +425,8 @@ class MadeEvent(Event):
         if name not in Event.__slots__:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         _handles.fill(self)
-        self.__class__ = Event  # type: ignore[assignment]
+        if not _compat.is_compiling_now():  # guards are about to be made for the class that it has
+            self.__class__ = Event  # type: ignore[assignment]
         return getattr(self, name)
 
 

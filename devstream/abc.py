@@ -300,6 +300,9 @@ class Backend(abc.ABC, Generic[StreamT, EventT]):
             # Both: *stream* may be on another device, whose own current stream must come back as well.
             restore_streams([(self, here), (self, previous)])
 
+    def clear_error(self, stream: StreamT) -> None:
+        """Forget an error of *stream*'s work that was reported already; by default a stream keeps none."""
+
     def launch(self, task: Callable[[], None], stream: StreamT) -> None:
         """Let *task*, which issues or does work, be *stream*'s next.
 

@@ -42,7 +42,9 @@ def test_it_runs_as_a_module() -> None:
     assert json.loads(done.stdout)["kind"] == "devstream.info"
 
 
-@pytest.mark.parametrize("argv", [["--help"], ["info", "--help"], ["demo", "--help"]])
+@pytest.mark.parametrize(
+    "argv", [["--help"], *([name, "--help"] for name in ("info", "check", "explain", "demo"))]
+)
 def test_help_is_no_error(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(argv) == 0
     assert "usage: devstream" in capsys.readouterr().out

@@ -41,6 +41,11 @@ def native_handle(stream: torch.Stream) -> int:
     return int(torch.Stream.native_handle.__get__(stream))  # type: ignore[attr-defined]
 
 
+def is_compiling_now() -> bool:
+    """Say whether this thread is in a compilation, in traced code or in the compiler itself."""
+    return torch._guards.CompileContext.try_get() is not None
+
+
 def event_was_recorded(event: torch.Event) -> bool:
     """Say whether a native accelerator event was ever recorded: torch makes the real event at its first record."""
     return int(event.event_id) != 0
@@ -52,6 +57,7 @@ __all__ = [
     "cpu_stream_type",
     "default_accelerator_type",
     "event_was_recorded",
+    "is_compiling_now",
     "tree_leaves",
 ]
 

@@ -9,7 +9,7 @@ from typing import Any  # Any: a stream or an event of any class
 import torch
 from torch._dynamo import compiled_autograd as _compiled_autograd
 from torch._dynamo import graph_bytecode_inputs as _table
-from torch._dynamo.exc import Unsupported
+from torch._dynamo.exc import BackendCompilerFailed, Unsupported
 from torch._dynamo.source import SyntheticLocalSource
 
 from devstream import _fork
@@ -74,6 +74,12 @@ def give_source(placeholder: torch.fx.Node) -> None:
     placeholder._dynamo_source = SyntheticLocalSource(placeholder.name)
 
 
+def cause_of(error: BackendCompilerFailed) -> Exception:
+    """Return what a backend raised, which Dynamo has wrapped."""
+    cause: Exception = error.inner_exception
+    return cause
+
+
 def compiled_autograd_is_on() -> bool:
     """Say whether compiled autograd would replace the backward of what is compiled now."""
     return bool(
@@ -85,8 +91,10 @@ def compiled_autograd_is_on() -> bool:
 
 __all__ = [
     "INLINED",
+    "BackendCompilerFailed",
     "Unsupported",
     "ambient_slot",
+    "cause_of",
     "compiled_autograd_is_on",
     "drop",
     "get_object",

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any  # Any: Inductor's types are private
 
 import torch
@@ -15,6 +15,8 @@ from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._inductor.utils import BoxedBool
 from torch._inductor.virtualized import V
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 #: Options of Inductor by name, as ``torch.compile(options=...)`` takes them.
 known_options: Callable[[], dict[str, Any]] = _config.get_config_copy
@@ -28,14 +30,19 @@ class _JointPass(CustomGraphPass):
 
     def __init__(self, function: Callable[[torch.fx.Graph], None], after: Any, matcher: bool) -> None:
         self._function, self._after, self._matcher = function, after, matcher
+        self._thread = threading.get_ident()
 
     def __call__(self, graph: torch.fx.Graph) -> None:
-        self._function(graph)
+        # On torch 2.11 the settings are the process's: another thread's graph may come by, which is none of ours.
+        ours = threading.get_ident() == self._thread
+        if ours:
+            self._function(graph)
         for one in self._after if isinstance(self._after, list | tuple) else [self._after]:
             if one is not None:
                 one(graph)
         # Behind the seals patterns are safe again; `aot` had turned them off for the passes before.
-        _config.pattern_matcher = self._matcher
+        if ours:
+            _config.pattern_matcher = self._matcher
 
     def uuid(self) -> None:
         """Say that no cache may hold what this pass has seen."""
@@ -110,6 +117,37 @@ def _plain(options: dict[str, Any]) -> AbstractContextManager[None]:
     return _config.patch(settings)  # type: ignore[no-any-return]
 
 
+def draw_from_seeds(module: torch.fx.GraphModule) -> None:
+    """Let a graph that runs node by node draw from its seeds, as Inductor's kernels do.
+
+    Inductor's own definition for eager mode looks at no seed, so a recomputed node would draw something else.
+    """
+    changed = False
+    for node in module.graph.nodes:
+        name = str(node.target) if node.op == "call_function" else ""
+        if "inductor_randint" in name or "inductor_random" in name:
+            node.target = _randint if "inductor_randint" in name else _random
+            changed = True
+    if changed:
+        module.recompile()
+
+
+def _generator(seed: torch.Tensor) -> torch.Generator:
+    generator = torch.Generator(device=seed.device)
+    generator.manual_seed(int(seed))
+    return generator
+
+
+def _random(size: Sequence[int], seed: torch.Tensor, mode: str, *, offset: int = 0) -> torch.Tensor:
+    draw = torch.rand if mode == "rand" else torch.randn
+    made: torch.Tensor = draw(list(size), device=seed.device, generator=_generator(seed))
+    return made
+
+
+def _randint(low: int, high: int, size: Sequence[int], seed: torch.Tensor, *, offset: int = 0) -> torch.Tensor:
+    return torch.randint(low, high, list(size), device=seed.device, generator=_generator(seed))
+
+
 def outputs_of(module: torch.fx.GraphModule) -> tuple[Any, ...]:
     """Return the arguments of the output node."""
     found: Any = module.graph.output_node().args[0]
@@ -132,6 +170,21 @@ def mode_of(value: Any) -> Any:
 def anew(mode: Any) -> AbstractContextManager[Any]:
     """Return a context in which a graph that Dynamo traced before can be compiled again."""
     return tracing(TracingContext(mode))
+
+
+@contextmanager
+def faked() -> Iterator[Callable[[Any], Any]]:
+    """Let operators run on fake tensors of fixed sizes; yield what makes one of a real one."""
+    shapes = ShapeEnv()
+    mode = FakeTensorMode(shape_env=shapes, allow_non_fake_inputs=True)
+    with mode, shapes.ignore_fresh_unbacked_symbols():
+        yield lambda value: mode.from_tensor(value, static_shapes=True)
+
+
+def both_halves() -> AbstractContextManager[Any]:
+    """Return a context in which a backward is compiled with its forward, not when it is first called."""
+    context: AbstractContextManager[Any] = _functorch.patch(force_non_lazy_backward_lowering=True)
+    return context
 
 
 def mode_options(mode: str | None) -> dict[str, Any]:
@@ -167,7 +220,10 @@ __all__ = [
     "ForwardFacts",
     "anew",
     "aot",
+    "both_halves",
+    "draw_from_seeds",
     "fake_mode",
+    "faked",
     "known_options",
     "mode_of",
     "mode_options",

@@ -422,6 +422,12 @@ class CpuBackend(CpuFacts[CpuStream, CpuEvent]):
             self._running = {one for one in self._running if not one[1].happened}
             self._running.add((index, point, weakref.ref(stream)))
 
+    def clear_error(self, stream: CpuStream) -> None:
+        """Make *stream* usable again after its work failed, once what was issued to it has run."""
+        point = stream.tail
+        if point is not None and self._catch_up(stream) is not None and stream.tail is point and point.happened:
+            stream.tail = None
+
     def copy(self, destination: torch.Tensor, source: torch.Tensor, stream: CpuStream) -> None:
         """Copy on the stream's thread."""
         inference = torch.is_inference_mode_enabled()  # of the caller: it is where the destination was made

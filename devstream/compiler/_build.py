@@ -252,7 +252,7 @@ class _Builder:
         self, storage: int, names: tuple[str, ...], *, keep: bool, number: int, completion: Callable[[int], int]
     ) -> None:
         owner = self.graph.owner[storage]
-        place, late = self.last_use.get(storage, (-1, 1)), []
+        place, late = self.last_use.get(storage, (-1, 1)), dict[Lane, list[Stamp]]()
         if owner.origin is not Origin.PRODUCED:
             place = max(place, (-1, 1))
         for lane, stamp in self.users[storage].items():
@@ -261,12 +261,16 @@ class _Builder:
             known = self.learned[owner.stream, lane]
             at = bisect_left(known, (stamp.time, (-1, 0)))
             if at == len(known):
-                late.append(lane)
+                late.setdefault(self.waiter.get(lane, lane), []).append(stamp)
             else:
                 place = max(place, known[at][1])
         if late:
-            streams = dict.fromkeys(self.waiter.get(lane, lane) for lane in late)
-            events = tuple(completion(stream) for stream in streams if isinstance(stream, int))
+            for stream in tuple(late):  # one that another's end stands for needs no event of its own
+                if any(
+                    all(self.clocks.knows(one, stamp) for stamp in late[stream]) for one in late if one != stream
+                ):
+                    del late[stream]
+            events = tuple(completion(stream) for stream in late if isinstance(stream, int))
             self.behind[number].append(Hold(storage, names, events))
         elif not keep and owner.origin is not Origin.INPUT:
             free = Free(storage, names, owner.stream)

@@ -133,6 +133,11 @@ class Captured:
     queues: tuple[int, ...]
     events: tuple[EventSource, ...]
 
+    @property
+    def has_streams(self) -> bool:
+        """Whether there is any stream code in it."""
+        return len(self.streams) > 1 or bool(self.operations or self.events)
+
     def in_graph(self, graph: str) -> dict[str, list[Operation]]:
         """Return the operations of one (sub)graph by the node that they stand before."""
         found: dict[str, list[Operation]] = {}

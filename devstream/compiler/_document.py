@@ -55,13 +55,18 @@ _FIELDS: dict[str, Any] = {  # Any: classes and enumerations, called alike
 
 def to_json(program: Program) -> str:
     """Return *program* as a document of kind ``devstream.program``."""
+    return dump(as_fields(program), kind=KIND, schema=SCHEMA)
+
+
+def as_fields(program: Program) -> dict[str, Any]:  # Any: whatever JSON can hold
+    """Return what that document says, without its kind and schema."""
     fields = {
         field.name: _plain(getattr(program, field.name))
         for field in dataclasses.fields(program)
         if field.name != "steps"
     }
     fields["steps"] = [{"step": _NAMES[type(step)], **_plain(step)} for step in program.steps]
-    return dump(fields, kind=KIND, schema=SCHEMA)
+    return fields
 
 
 def from_json(text: str) -> Program:
@@ -106,4 +111,4 @@ def _field(cls: type, name: str, value: Any) -> Any:  # Any: see _plain
     return value
 
 
-__all__ = ["KIND", "SCHEMA", "from_json", "to_json"]
+__all__ = ["KIND", "SCHEMA", "as_fields", "from_json", "to_json"]

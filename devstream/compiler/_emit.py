@@ -131,6 +131,13 @@ class _Emitter:
                 if not one.joined and self.program.slot[one.value].stream
             }
             lines += [f"    there(s{stream}, s0)" for stream in sorted(late)]
+        else:
+            # The caller drops them when he has read them, of which their own stream knows nothing.
+            lent = dict.fromkeys(
+                one.value for one in self.program.results if one.joined and self.program.slot[one.value].stream
+            )
+            if lent:
+                lines.append(f"    lend({self._tuple(lent)}, s0)")
         if self.pooled:
             lines.append(f"    give({self._tuple([f'e{event}' for event in self.pooled], names=False)})")
         if plan.numbers is not None:

@@ -5,6 +5,12 @@ Passes over the joint graph merge and replace nodes wherever a pattern fits, and
 edge from one stream to another gets an operator that no pattern knows, and each stream reads an input through one
 of its own where several do. What passes do then, they do within a stream. `unseal` takes the operators out again.
 
+[Note: Copies of inputs]
+Passes take a copy for nothing where its source is not changed later in the graph. An input is: it is written back.
+So who reads a copy of it would read the input, and would have to come before the change; and what is returned
+would be the input itself. Such copies get an operator of ours too, until the passes are over. For the same reason
+a seal has the storage of its source: passes ask whether a result shares memory with an input.
+
 [Note: Where a node without a mark goes]
 Marks come with the user's code; passes and AOT Autograd add nodes without one. A gradient's accumulation goes to
 its first user's stream, else to that of its arguments: it would bring two streams together where nothing else
@@ -29,6 +35,7 @@ import torch
 
 from devstream._compat import inductor
 from devstream.compiler._captured import AMBIENT, Mark, mark_of, set_mark
+from devstream.compiler._naming import key_of
 from devstream.compiler._nodes import line_of
 from devstream.exceptions import GraphError
 
@@ -48,6 +55,7 @@ def ops() -> Any:  # Any: torch's class of operator namespaces is private
                 ("seal", "(Tensor value, str edge) -> Tensor", lambda value, edge: value.clone()),
                 ("token", "() -> Tensor", _no_token),
                 ("carry", "(Tensor value, Tensor token) -> Tensor", lambda value, token: value.clone()),
+                *_COPIES.values(),
             ):
                 library.define(name + schema)
                 library.impl(name, run, "CompositeExplicitAutograd")
@@ -64,7 +72,26 @@ def _like(value: torch.Tensor, _other: object) -> torch.Tensor:
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
 
 
-_FAKES: dict[str, Callable[..., torch.Tensor]] = {"seal": _like, "token": _no_token, "carry": _like}
+#: Operators that copy, and what stands for each while passes run: [Note: Copies of inputs].
+_COPIES: dict[Any, tuple[str, str, Callable[..., torch.Tensor]]] = {
+    torch.ops.aten.clone.default: (
+        "clone",
+        "(Tensor value, *, MemoryFormat? memory_format=None) -> Tensor",
+        torch.ops.aten.clone.default,
+    ),
+    torch.ops.aten.copy.default: (
+        "copy",
+        "(Tensor value, Tensor source, bool non_blocking=False) -> Tensor",
+        torch.ops.aten.copy.default,
+    ),
+}
+
+_FAKES: dict[str, Callable[..., torch.Tensor]] = {
+    "seal": _like,
+    "token": _no_token,
+    "carry": _like,
+    **{name: run for name, _, run in _COPIES.values()},
+}
 
 
 def prepare(graph: torch.fx.Graph) -> None:
@@ -74,6 +101,7 @@ def prepare(graph: torch.fx.Graph) -> None:
         GraphError: a node has no mark, and no rule says where it goes.
     """
     assign(graph)
+    _keep_copies(graph)
     _seal(graph)
     _add_token(graph)
 
@@ -116,11 +144,17 @@ def assign(graph: torch.fx.Graph) -> None:
         (False, lambda node: _nearest(node) if node in late else None),
         (False, lambda node: AMBIENT if next(_arguments(node), None) is None else None),
     )
-    for users_first, rule in rules:
+    number = 0
+    while number < len(rules):
+        users_first, rule = rules[number]
+        found = False
         for node in reversed(lacking) if users_first else lacking:
             stream = rule(node) if mark_of(node) is None else None
             if stream is not None:
                 set_mark(node, Mark(stream, 0))
+                found = True
+        # What one rule finds may be what an earlier one lacked.
+        number = 0 if found and number else number + 1
     for node in lacking:
         if mark_of(node) is None:
             streams = sorted({*_arguments(node), *_users(node)})
@@ -168,6 +202,33 @@ def _users(node: torch.fx.Node) -> Iterator[int]:
 def _only(streams: Iterable[int]) -> int | None:
     found = set(streams)
     return found.pop() if len(found) == 1 else None
+
+
+# -- copies ----------------------------------------------------------------------------------------------
+
+
+def _keep_copies(graph: torch.fx.Graph) -> None:
+    """Let no pass take away a copy of an input."""
+    inputs = {_storage(node) for node in graph.nodes if node.op == "placeholder"} - {None}
+    for node in graph.nodes:
+        if node.op == "call_function" and node.target in _COPIES:
+            source = node.args[-1] if len(node.args) == 1 else node.args[1]
+            if _storage(source) in inputs:
+                node.target = getattr(ops(), _COPIES[node.target][0]).default
+
+
+def _storage(node: Any) -> Any:  # Any: an argument of a node
+    value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
+    return key_of(value) if isinstance(value, torch.Tensor) else None
+
+
+def _give_back_copies(graph: torch.fx.Graph) -> None:
+    if _library is None:
+        return
+    ours = {getattr(ops(), name).default: target for target, (name, _, _) in _COPIES.items()}
+    for node in graph.nodes:
+        if node.op == "call_function" and node.target in ours:
+            node.target = ours[node.target]
 
 
 # -- seals -----------------------------------------------------------------------------------------------
@@ -230,8 +291,6 @@ def _new_seal(graph: torch.fx.Graph, source: torch.fx.Node, mark: Mark) -> torch
     with graph.inserting_after(after):
         seal = graph.call_function(ops().seal.default, (source, edge))
     seal.meta.update({key: source.meta[key] for key in ("val", "tensor_meta") if key in source.meta})
-    with _fakes(source):
-        seal.meta["val"] = _like(source.meta["val"], edge)
     for key in ("partitioner_tag", "seq_nr"):
         if key in source.meta:
             seal.meta[key] = source.meta[key]
@@ -240,7 +299,8 @@ def _new_seal(graph: torch.fx.Graph, source: torch.fx.Node, mark: Mark) -> torch
 
 
 def unseal(graph: torch.fx.Graph) -> None:
-    """Take the seals out again, the last first, since one may read another."""
+    """Take the seals out again, the last first, since one may read another; copies become copies again."""
+    _give_back_copies(graph)
     for node in reversed(list(graph.nodes)):
         if node.op == "call_function" and _is_seal(node):
             node.replace_all_uses_with(node.args[0])
@@ -281,8 +341,7 @@ def _carry(
     """Let *users* have *value* through an operator that takes the token too."""
     with graph.inserting_before(before):
         carry = graph.call_function(ops().carry.default, (value, token))
-    with _fakes(value):
-        carry.meta["val"] = _like(value.meta["val"], None)
+    carry.meta["val"] = value.meta["val"]
     mark = mark_of(before) if computes(before) else mark_of(value) if computes(value) else None
     set_mark(carry, mark or Mark(AMBIENT, 0))
     for user in users:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from devstream.compiler._program import (
     Free,
     Hold,
@@ -14,16 +16,18 @@ from devstream.compiler._program import (
     WorkKind,
 )
 
-_WIDEST = 44
+#: Said of a wait of the user's.
+NEEDLESS = "nothing in this function needs this wait"
+_WIDEST = 56
 _SHOWN_NODES = 3
 
 
-def listing(program: Program) -> str:
-    """Return *program* as text.
+def listing(program: Program, *, needless: Collection[int] = ()) -> str:
+    """Return *program* as text; *needless* numbers the user's waits that are marked so.
 
     ``--e3->`` records event 3 and ``->e3--`` waits for it; ``+`` marks what devstream added, with the reason.
     """
-    cells = [_cell(step) for step in program.steps]
+    cells = [cell(step, needless) for step in program.steps]
     heads = [f"stream {slot} ({stream.name or stream.device})" for slot, stream in enumerate(program.streams)]
     count = len(program.streams)
     widths = [
@@ -50,14 +54,17 @@ def _result(program: Program, number: int) -> str:
     return f"returns {result.value} of stream {program.slot[result.value].stream}: {how}"
 
 
-def _cell(step: Step) -> tuple[int | None, str, str]:
+def cell(step: Step, needless: Collection[int] = ()) -> tuple[int | None, str, str]:
     """Return the column, the text and the remark of a step."""
     if isinstance(step, Work):
         return step.stream, _work(step), step.line
     if isinstance(step, Record):
         return step.stream, f"--e{step.event}->{_mark(step.op)}", step.line
     if isinstance(step, Wait):
-        return step.stream, f"->e{step.event}--{_mark(step.op)}", step.why or step.line
+        remark = step.why or step.line
+        if step.op is not None and step.op in needless:
+            remark = f"{remark}: {NEEDLESS}"
+        return step.stream, f"->e{step.event}--{_mark(step.op)}", remark
     if isinstance(step, Free):
         return step.stream, f"free {', '.join(step.values)}", ""
     if isinstance(step, RecordStream):
@@ -88,4 +95,4 @@ def _work(work: Work) -> str:
     return f"{work.kind} {work.name}"
 
 
-__all__ = ["listing"]
+__all__ = ["NEEDLESS", "cell", "listing"]

@@ -25,9 +25,10 @@ from devstream.compiler._graph import (
     WriteBack,
 )
 from devstream.compiler._joint import is_item, is_number
+from devstream.compiler._naming import key_of, short, text
 from devstream.compiler._nodes import line_of, unsupported
 
-_COLLECTIVES = ("_c10d_functional", "c10d_functional")
+COLLECTIVES = ("_c10d_functional", "c10d_functional")
 _BETWEEN_DEVICES = ("aten::_to_copy", "prims::device_put", "aten::copy")
 
 
@@ -149,8 +150,8 @@ class _Lowering:
         self.values: dict[str, Value] = {}
         self.nodes: list[Node] = []
         self.backs: list[WriteBack] = []
-        #: By the identity of a fake storage, our number for it.
-        self.storages: dict[Any, int] = {}
+        #: The identity of each value's fake storage.
+        self.keys: dict[str, Any] = {}
         self.count = self.saved.storages if backward else 0
         self.issued: dict[int, str] = {}
         self.renamed: dict[str, str] = {}
@@ -228,25 +229,17 @@ class _Lowering:
         known = self.saved.values.get(node.name) if self.backward else None
         if known is not None:
             storage, stream, given = known
-            origin = Origin.INPUT if given else Origin.SAVED
-            self.storages.setdefault(_key(value), storage)
-            self._add(node, storage, stream, origin)
+            self._add(node, storage, stream, Origin.INPUT if given else Origin.SAVED)
             return
         tangent = self.backward and "tangents" in str(node.target)
-        self._add(node, self._storage(value), AMBIENT, Origin.TANGENT if tangent else Origin.INPUT)
+        # Inputs may be parts of one storage. Where one is changed, they are apart: AOT Autograd gives overlapping
+        # ones to the graph as one. So each counts as a storage of its own.
+        self._add(node, self._fresh(), AMBIENT, Origin.TANGENT if tangent else Origin.INPUT)
 
     def _add(self, node: torch.fx.Node, storage: int, stream: int, origin: Origin = Origin.PRODUCED) -> None:
         self.values[node.name] = Value(node.name, storage, stream, _device(node), origin)
-
-    def _storage(self, value: torch.Tensor | None) -> int:
-        if value is None:
-            self.count += 1
-            return self.count - 1
-        key = _key(value)
-        if key not in self.storages:
-            self.storages[key] = self.count
-            self.count += 1
-        return self.storages[key]
+        made = _tensors_of(node.meta["val"])
+        self.keys[node.name] = key_of(made[0]) if len({key_of(one) for one in made}) == 1 else None
 
     # -- nodes -------------------------------------------------------------------------------------------
 
@@ -260,16 +253,11 @@ class _Lowering:
         made = _tensors_of(node.meta.get("val"))
         if kind is Kind.EFFECT and _is_random(node):
             self.random.append(node.name)
-        if kind in (Kind.VIEW, Kind.ITEM):
-            storage = self.values[reads[0]].storage
-            if isinstance(node.meta.get("val"), torch.Tensor):
-                self.storages.setdefault(_key(made[0]), storage)
-        elif kind is Kind.WAIT:
+        if kind in (Kind.VIEW, Kind.ITEM, Kind.WAIT):
             storage = self.values[reads[0]].storage
         else:
-            known = self.storages.get(_key(made[0])) if len(made) == 1 else None
-            shared = known is not None and any(self.values[one].storage == known for one in reads)
-            storage = known if shared and known is not None else self._fresh(made)
+            base = next((one for one in reads if self._aliases(made, one)), None)
+            storage = self._fresh() if base is None else self.values[base].storage
         makes = (node.name,) if made else ()
         if makes:
             owner = next((one.stream for one in self.values.values() if one.storage == storage), stream)
@@ -284,19 +272,16 @@ class _Lowering:
                 reads=reads,
                 makes=makes,
                 kind=kind,
-                line=_short(line_of(node)),
+                line=short(line_of(node)),
                 cost_us=self.cost(node) if self.cost is not None and kind is Kind.COMPUTE else None,
                 collective=self.issued.get(storage, "") if kind is Kind.WAIT else "",
                 group=str(node.args[-1]) if kind is Kind.ISSUE else "",
             )
         )
 
-    def _fresh(self, made: list[torch.Tensor]) -> int:
-        number = self.count
+    def _fresh(self) -> int:
         self.count += 1
-        for value in made:
-            self.storages[_key(value)] = number
-        return number
+        return self.count - 1
 
     def _tensors(self, node: torch.fx.Node) -> Iterator[torch.fx.Node]:
         """Yield the values that *node* reads; sizes that it takes are the host's."""
@@ -310,7 +295,7 @@ class _Lowering:
         mark = mark_of(node)
         assert mark is not None
         made = _tensors_of(node.meta.get("val"))
-        device = _text(made[0].device) if made else None
+        device = text(made[0].device) if made else None
         inputs = [one for one in map(_device, self._tensors(node)) if one != "cpu"]
         # A copy to the host is its source's; one between devices its target's, whose memory it takes.
         if inputs and device in (None, "cpu"):
@@ -329,7 +314,7 @@ class _Lowering:
             return Kind.ITEM
         name = _schema_name(node)
         space = name.partition("::")[0]
-        if space in _COLLECTIVES:
+        if space in COLLECTIVES:
             return Kind.WAIT if name.endswith("wait_tensor") else Kind.ISSUE
         made = _tensors_of(node.meta.get("val"))
         if not made:
@@ -347,7 +332,9 @@ class _Lowering:
         return Kind.COMPUTE
 
     def _aliases(self, made: list[torch.Tensor], base: str) -> bool:
-        return all(self.storages.get(_key(one)) == self.values[base].storage for one in made)
+        """Say whether what is made is the memory of *base*, whatever the operator declares."""
+        key = self.keys[base]
+        return bool(made) and key is not None and all(key_of(one) == key for one in made)
 
     def _write_back(self, node: torch.fx.Node) -> None:
         target, source = node.args[0], node.args[1]
@@ -363,7 +350,7 @@ class _Lowering:
                 source=self.renamed.get(source.name, source.name),
                 stream=stream,
                 epoch=0 if self.backward else (mark or own).epoch,
-                line=_short(line_of(source) or line_of(node)),
+                line=short(line_of(source) or line_of(node)),
             )
         )
 
@@ -381,7 +368,7 @@ class _Lowering:
 
         def add(kind: OpKind, line: str, stream: int | None = None, event: int | None = None) -> None:
             now = (*epochs, *(epochs[AMBIENT] for _ in self.ambient))
-            found.append(OrderOp(kind, now, stream=stream, event=event, line=_short(line)))
+            found.append(OrderOp(kind, now, stream=stream, event=event, line=short(line)))
 
         for one in operations:
             if one.kind == "record":
@@ -437,7 +424,7 @@ class _Lowering:
                         source=name,
                         stream=self._stream(node)[0] if node.op == "call_function" else AMBIENT,
                         epoch=mark.epoch,
-                        line=_short(line_of(node)),
+                        line=short(line_of(node)),
                         outside=True,
                     )
                 )
@@ -446,19 +433,8 @@ class _Lowering:
         return found
 
 
-def _key(value: torch.Tensor) -> Any:
-    try:
-        return value.untyped_storage()._cdata
-    except (NotImplementedError, RuntimeError):  # a layout without a storage
-        return id(value)
-
-
-def _text(device: torch.device) -> str:
-    return "cpu" if device.type == "cpu" else f"{device.type}:{device.index or 0}"
-
-
 def _device(node: torch.fx.Node) -> str:
-    return _text(_tensors_of(node.meta["val"])[0].device)
+    return text(_tensors_of(node.meta["val"])[0].device)
 
 
 def _tensors_of(value: Any) -> list[torch.Tensor]:
@@ -489,9 +465,12 @@ def _is_view(node: torch.fx.Node) -> bool:
     return bool(schema.returns) and all(one.alias_info is not None for one in schema.returns)
 
 
-def _short(line: str) -> str:
-    """Return ``file.py:12`` of what `line_of` says."""
-    return line.partition(" in ")[0]
-
-
-__all__ = ["GENERATOR", "Lowered", "Queues", "Saved", "in_turn", "lower"]
+__all__ = [
+    "COLLECTIVES",
+    "GENERATOR",
+    "Lowered",
+    "Queues",
+    "Saved",
+    "in_turn",
+    "lower",
+]

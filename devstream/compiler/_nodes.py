@@ -108,9 +108,14 @@ def line_of(node: torch.fx.Node) -> str:
     """Return ``file:line in function`` of the user's code that made *node*; empty where torch doesn't know."""
     found = re.findall(r'File "(.+)", line (\d+), in (\S+)', node.stack_trace or "")
     for path, line, function in reversed(found):
-        if not os.path.abspath(path).startswith(_HERE):
+        if not is_ours(path):
             return f"{path}:{line} in {function}"
     return ""
+
+
+def is_ours(path: str) -> bool:
+    """Say whether *path* is a file of devstream's."""
+    return os.path.abspath(path).startswith(_HERE)
 
 
 def unsupported(operation: str, node: torch.fx.Node, lacks: str, alternative: str = "") -> UnsupportedError:
@@ -124,4 +129,4 @@ def unsupported(operation: str, node: torch.fx.Node, lacks: str, alternative: st
     )
 
 
-__all__ = ["Said", "is_object", "line_of", "name_of", "read", "unsupported"]
+__all__ = ["Said", "is_object", "is_ours", "line_of", "name_of", "read", "unsupported"]

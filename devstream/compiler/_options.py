@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias  # Any: options of Inductor are of every type
 
 from devstream._compat import inductor
 from devstream.compiler._cost import Cost, estimate
 from devstream.compiler._cut import DELAY_US
+from devstream.compiler._program import Program
 
 MissingWaits: TypeAlias = Literal["warn", "error", "ignore"]
 _MISSING_WAITS = ("warn", "error", "ignore")
@@ -28,6 +29,7 @@ class Options:
         cost: how long a node takes, in microseconds, or None where it doesn't know.
         inductor: Inductor's own options, those of the mode among them.
         graphs: the mode asks for device graphs.
+        seen: called with each program; for ours, no option of the user's.
     """
 
     missing_waits: MissingWaits = "warn"
@@ -36,6 +38,7 @@ class Options:
     cost: Cost = estimate
     inductor: Mapping[str, Any] = field(default_factory=dict)
     graphs: bool = False
+    seen: Callable[[Program], None] | None = None
 
 
 def parse(mode: str | None, options: Mapping[str, Any] | None) -> Options:

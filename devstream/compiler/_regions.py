@@ -71,6 +71,7 @@ class Regions:
         module = draft.module(root, work.outputs)
         inputs = tuple(node.name for node in draft.taken)
         if work.kind is not WorkKind.REGION or not self.use_inductor:
+            inductor.draw_from_seeds(module)
             return Compiled(_boxed(module), inputs, work.outputs)
         fakes = [node.meta["val"] for node in draft.taken]
         made = {name for other in self.lowered.graph.nodes for name in other.makes}

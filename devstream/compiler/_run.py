@@ -15,6 +15,7 @@ import torch
 from devstream import _handles, _objects, _streams
 from devstream.abc import AnyBackend, Capability
 from devstream.compiler._emit import Plan, emit, pooled
+from devstream.exceptions import CaptureError
 
 _files = itertools.count(1)
 
@@ -69,14 +70,22 @@ class Holds:
         self._held.append((events, values))
 
     def sweep(self) -> None:
-        """Let go of what is over."""
-        for _ in range(len(self._held)):
+        """Let go of what is over, from the oldest on."""
+        while self._held:
             try:
                 entry = self._held.popleft()
             except IndexError:  # another thread sweeps as well
                 return
-            if not all(self._backend.query_event(event) for event in entry[0]):
-                self._held.append(entry)
+            over = False
+            try:
+                over = all(self._backend.query_event(event) for event in entry[0])
+            except CaptureError:  # no event can be asked while a stream is captured
+                return
+            finally:
+                if not over:
+                    self._held.appendleft(entry)
+            if not over:
+                return
 
     def __len__(self) -> int:
         return len(self._held)
@@ -119,6 +128,7 @@ class Runner:
             "take": self._take,
             "give": self._give,
             "hold": self.holds.hold,
+            "lend": self._lend,
             "current": lambda stream: backend.current_stream(backend.stream_index(stream)),
             "user_record": _objects.record,
             "user_wait": _objects.wait,
@@ -150,10 +160,19 @@ class Runner:
             record = CallRecord(streams)
             token = _handles.new_handle(record, keep=True)
         kept: dict[int, Any] = {}
-        results = self._call(args, self._all(streams), events, {}, kept, token)
+        results = self._issue(args, self._all(streams), events, {}, kept, token)
         if record is not None:
             record.events = {stream: kept[event] for stream, event in self._completions}
         return results
+
+    def _issue(self, args: list[Any], streams: tuple[Any, ...], *others: Any) -> tuple[Any, ...]:
+        try:
+            return self._call(args, streams, *others)
+        except BaseException:
+            # The caller gets the error now; nobody else shall get it again from the streams that it passed.
+            for stream in streams:
+                self.backend.clear_error(stream)
+            raise
 
     def _all(self, streams: tuple[Any, ...]) -> tuple[Any, ...]:
         if not self._ambient:
@@ -169,7 +188,7 @@ class Runner:
         # Of streams that got nothing from the forward, whatever they did is over for what is read here.
         given = record.events if self._given <= record.events.keys() else self._events(record)
         if backend.stream_key(here) == backend.stream_key(home):
-            return self._call(args, self._all(record.streams), (), given, {}, None)
+            return self._issue(args, self._all(record.streams), (), given, {}, None)
         return self._elsewhere(args, record, given, home, here)
 
     def _events(self, record: CallRecord) -> dict[int, Any]:
@@ -190,17 +209,14 @@ class Runner:
         backend.set_stream(home)
         try:
             backend.wait_event(home, before)
-            results = self._call(args, self._all(record.streams), (), given, {}, None)
+            results = self._issue(args, self._all(record.streams), (), given, {}, None)
             backend.record_event(after, home)
         finally:
             backend.set_stream(here)
             backend.set_stream(previous)
         backend.wait_event(here, after)
         self.holds.hold((after,), tuple(outside))
-        if Capability.RECORD_STREAM in backend.stream_capabilities(here):
-            for one in results:
-                if isinstance(one, torch.Tensor) and one.device.type == backend.device_type:
-                    backend.record_stream(one, here)
+        self._lend(results, here)
         return results
 
     # -- what the text calls -----------------------------------------------------------------------------
@@ -220,6 +236,14 @@ class Runner:
         # A wait has bound to its record already when the call is issued, where the vendor defines it so.
         if self.backend.rerecord_overwrites:
             self._pool.append(events)
+
+    def _lend(self, values: Sequence[Any], stream: Any) -> None:
+        """Tell the allocator that *stream* will use memory which belongs to another one."""
+        if Capability.RECORD_STREAM not in self.backend.stream_capabilities(stream):
+            return
+        for one in values:
+            if isinstance(one, torch.Tensor) and one.device.type == self.backend.device_type:
+                self.backend.record_stream(one, stream)
 
     def _launch(self, job: Callable[[], None], stream: Any) -> None:
         inference = torch.is_inference_mode_enabled()

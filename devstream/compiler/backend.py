@@ -65,19 +65,19 @@ def backend(
     """
     chosen = parse(mode, options)
     captured = capture(graph_module)
-    if len(captured.streams) == 1 and not captured.operations and not captured.events:
+    if not captured.has_streams:
         return inductor.stream_free(graph_module, example_inputs, dict(chosen.inductor))  # type: ignore[no-any-return]
     if chosen.graphs:
         raise UnsupportedError(
             operation="a mode that captures device graphs, over code with streams",
             backend="devstream's compiler",
             capability="the capture of a whole program",
-            alternative="compile without it, or capture the call yourself with torch.cuda.graph",
+            alternative="compile without that mode",
         )
-    return _Function(graph_module, captured, example_inputs, chosen)
+    return Function(graph_module, captured, example_inputs, chosen)
 
 
-class _Function:
+class Function:
     """One compiled function: a variant for each way in which its names of streams are the same queues."""
 
     def __init__(
@@ -97,6 +97,7 @@ class _Function:
         return (serving, serving.current_index(), queues, indices)
 
     def __call__(self, *arguments: Any) -> tuple[Any, ...]:
+        """Run one call of it."""
         streams, natives = self.resolver.streams(arguments, self.captured.events)
         queues = pattern(self.captured.streams, streams)
         key = self._key(queues, streams)
@@ -131,13 +132,31 @@ def captured_examples(captured: Captured) -> list[Any]:
     return dynamo_graph.take([source.slot for source in captured.streams[1:]])
 
 
+def queues_of(captured: Captured, backend: AnyBackend, streams: Sequence[Any]) -> Queues:
+    """Return devices and names of the queues of *captured*, whose names are these *streams* in this call."""
+
+    def device(index: int) -> str:
+        return backend.device_type if backend.device_type == "cpu" else f"{backend.device_type}:{index}"
+
+    count = max(captured.queues) + 1
+    devices = [device(backend.current_index())] * count
+    names = ["current"] + [""] * (count - 1)
+    for number, source, stream in zip(captured.queues[1:], captured.streams[1:], streams, strict=True):
+        if number != AMBIENT and not names[number]:
+            devices[number] = device(backend.stream_index(_streams.wrap(stream)))
+            names[number] = (
+                source.call or source.line.rpartition("/")[2].partition(" in ")[0] or f"stream {number}"
+            )
+    return Queues(tuple(devices), tuple(names))
+
+
 class _Variant:
     """One compilation, valid for one pattern of queues."""
 
     def __init__(self, captured: Captured, streams: Sequence[Any], options: Options) -> None:
         self.captured, self.options = captured, options
         self.backend: AnyBackend = backend_of(streams)
-        self.queues = self._queues(streams)
+        self.queues = queues_of(captured, self.backend, streams)
         self.record_streams = self._record_streams()
         self.operations = [one for one in captured.operations if one.kind not in ("record_stream", "free")]
         self._check_operations()
@@ -152,24 +171,6 @@ class _Variant:
         self.run = inductor.aot(
             captured.module, inputs, inner=self._inner, joint=_joint.prepare, options=dict(options.inductor)
         )
-
-    def _queues(self, streams: Sequence[Any]) -> Queues:
-        count = max(self.captured.queues) + 1
-        devices = [self._device(self.backend.current_index())] * count
-        names = ["current"] + [""] * (count - 1)
-        for number, source, stream in zip(
-            self.captured.queues[1:], self.captured.streams[1:], streams, strict=True
-        ):
-            if number != AMBIENT and not names[number]:
-                devices[number] = self._device(self.backend.stream_index(_streams.wrap(stream)))
-                names[number] = (
-                    source.call or source.line.rpartition("/")[2].partition(" in ")[0] or f"stream {number}"
-                )
-        return Queues(tuple(devices), tuple(names))
-
-    def _device(self, index: int) -> str:
-        kind = self.backend.device_type
-        return kind if kind == "cpu" else f"{kind}:{index}"
 
     def _record_streams(self) -> list[tuple[int, int]]:
         """Let the tensors of each record_stream leave the graph; return their outputs with the stream."""
@@ -243,6 +244,8 @@ class _Variant:
             self._tell_missing(lowered)
         graph = in_turn(lowered) if self.backend.works_in_threads else lowered.graph
         program = build(graph, delay_us=self.options.delay_us)
+        if self.options.seen is not None:
+            self.options.seen(program)
         prove(program)
         if log.isEnabledFor(logging.DEBUG):
             log.debug("%s", listing(program))
@@ -286,7 +289,12 @@ class _Variant:
         if found and self.options.missing_waits == "error":
             raise MissingWaitError(waits=[str(one) for one in found])
         for one in found:
-            warnings.warn(warning(MissingWaitWarning, wait=str(one)), stacklevel=2)
+            said = warning(MissingWaitWarning, wait=str(one))
+            file, _, line = (one.second_line or one.first_line).rpartition(":")
+            if line.isdigit():
+                warnings.warn_explicit(said, None, file, int(line))
+            else:
+                warnings.warn(said, stacklevel=2)
 
 
-__all__ = ["backend", "log", "watchers"]
+__all__ = ["Function", "backend", "captured_examples", "log", "queues_of", "watchers"]

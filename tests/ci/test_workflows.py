@@ -24,7 +24,7 @@ def _jobs(name):
 
 
 def test_the_expected_workflows_exist():
-    assert {"ci.yml", "docs.yml", "gpu-pr.yml", "gpu.yml", "nightly.yml", "release.yml"} <= set(NAMES)
+    assert {"ci.yml", "docs.yml", "fuzz.yml", "gpu-pr.yml", "gpu.yml", "nightly.yml", "release.yml"} <= set(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -99,6 +99,15 @@ def test_every_change_runs_the_demonstration_at_its_default_size():
     (run,) = runs
     assert "--size" not in run
     assert "--steps" not in run
+
+
+@pytest.mark.parametrize(("name", "examples", "inductor"), [("ci.yml", 500, 20), ("nightly.yml", 10_000, 200)])
+def test_random_programs_are_tried_by_the_hundred_and_at_night_by_the_thousand(name, examples, inductor):
+    (job,) = [job for job in _jobs(name) if str(job.get("uses", "")).endswith("fuzz.yml")]
+    assert (int(job["with"]["examples"]), int(job["with"]["inductor"])) == (examples, inductor)
+    text = (WORKFLOWS / "fuzz.yml").read_text(encoding="utf-8")
+    assert "DEVSTREAM_FUZZ: ${{ inputs.examples }}" in text
+    assert "DEVSTREAM_FUZZ_INDUCTOR: ${{ inputs.inductor }}" in text
 
 
 def test_the_required_check_waits_for_every_other_job():

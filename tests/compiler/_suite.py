@@ -494,3 +494,15 @@ def scalars_of_the_host(device, one, two):
         return y
 
     return function
+
+
+@program((8, 8), (8, 8))
+def a_condition_beside_streams(device, one, two):
+    def function(x, w):
+        fork(one)
+        with devstream.stream(one):
+            y = x @ w
+        join(one)
+        return torch.cond(x.sum() > 0, torch.sin, torch.cos, (y,))
+
+    return function
