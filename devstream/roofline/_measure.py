@@ -7,6 +7,7 @@ import json
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -115,7 +116,8 @@ def _measure(
         if on_progress is not None:
             on_progress(part.what, done, len(parts))
         try:
-            found = part.measure()
+            with _nothing_special(backend.device_type):
+                found = part.measure()
         except (RuntimeError, MemoryError, OSError, ValueError) as error:
             if isinstance(error, DevstreamError):
                 raise
@@ -128,6 +130,18 @@ def _measure(
     if on_progress is not None:
         on_progress("done", len(parts), len(parts))
     return Ceilings(**result)
+
+
+@contextmanager
+def _nothing_special(device_type: str) -> Iterator[None]:
+    """Keep what the caller has switched on out of the measurement: autocast, no_grad, inference mode, a stance."""
+    with ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        stack.enter_context(torch.compiler.set_stance("default"))
+        if torch.amp.is_autocast_available(device_type):
+            stack.enter_context(torch.autocast(device_type, enabled=False))
+        yield
 
 
 def pace(point_s: float, elapsed_s: float) -> float:

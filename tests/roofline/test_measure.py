@@ -120,6 +120,22 @@ def test_a_measurement_that_takes_long_hurries():
     assert paces[-1] == pytest.approx(0.002)
 
 
+def test_what_the_caller_has_switched_on_stays_out_of_the_measurement(quick, monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        _links,
+        "peer",
+        lambda *args: seen.append(
+            (torch.is_autocast_enabled("cpu"), torch.is_grad_enabled(), torch.is_inference_mode_enabled())
+        ),
+    )
+    with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16):
+        found = measure("cpu", plan=QUICK)
+        assert torch.is_inference_mode_enabled()
+    assert seen == [(False, True, False)]
+    assert "attention float32 backward 64" in found.curves
+
+
 def test_a_small_device_is_measured_at_the_sizes_that_it_has_room_for():
     small = fitting(ACCELERATOR, 4e9)
     assert max(small.kernel_bytes) <= 4e9 / 16
