@@ -33,13 +33,14 @@ class Target:
     arguments: tuple[Any, ...]
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Let *parser* take a target."""
+def add_arguments(parser: argparse.ArgumentParser, *, json: bool = True) -> None:
+    """Let *parser* take a target, and ``--json`` unless *json* says that the command has one of its own."""
     parser.add_argument(
         "target", metavar="MODULE:FUNCTION", help="for instance train:step, train.py:step or pkg.model:net.forward"
     )
     parser.add_argument("--inputs", metavar="NAME", help=f"what makes the arguments (default: {INPUTS})")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+    if json:
+        parser.add_argument("--json", action="store_true", help="print JSON instead of text")
 
 
 def find(options: argparse.Namespace) -> Target:
@@ -74,6 +75,9 @@ def quiet(options: argparse.Namespace) -> Iterator[None]:
 
 def _module(place: str) -> ModuleType:
     if not place.endswith(".py"):
+        # `python -m devstream` finds the modules of the current folder, and the script `devstream` must too.
+        if not {"", str(Path.cwd())} & set(sys.path):
+            sys.path.insert(0, str(Path.cwd()))
         with told(f"import {place}"):
             return importlib.import_module(place)
     path = Path(place).absolute()

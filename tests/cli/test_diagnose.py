@@ -27,6 +27,16 @@ class Trainer:
     def step():
         return model(x).sum()
 
+def no_inputs():
+    return ()
+
+def example_inputs():
+    return torch.randn(16, 64)
+
+def on_inputs(x):
+    print("chatter")
+    return model(x).sum()
+
 def bad():
     raise ValueError("the data is used up")
 """
@@ -46,7 +56,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_it_says_the_class_the_tables_and_what_would_help(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["diagnose", "train_program:step", "--device", "cpu"]) == 0
+    assert main(["diagnose", "train_program:step", "--inputs", "no_inputs", "--device", "cpu"]) == 0
     shown = capsys.readouterr().out
     assert "step on cpu:0" in shown
     for words in (
@@ -64,7 +74,18 @@ def test_it_says_the_class_the_tables_and_what_would_help(capsys: pytest.Capture
 
 
 def test_its_json_and_picture_are_files(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    argv = ["diagnose", "train_program:Trainer.step", "--device", "cpu", "--json", "d.json", "--picture", "d.png"]
+    argv = [
+        "diagnose",
+        "train_program:Trainer.step",
+        "--inputs",
+        "no_inputs",
+        "--device",
+        "cpu",
+        "--json",
+        "d.json",
+        "--picture",
+        "d.png",
+    ]
     assert main(argv) == 0
     document = json.loads((here / "d.json").read_text())
     assert (document["kind"], document["schema"]) == ("devstream.diagnosis", 1)
@@ -76,8 +97,18 @@ def test_its_json_and_picture_are_files(here: Path, capsys: pytest.CaptureFixtur
 
 
 def test_json_on_standard_output_is_json_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["diagnose", "train_program:step", "--device", "cpu", "--json", "-"]) == 0
+    assert main(["diagnose", "train_program:step", "--inputs", "no_inputs", "--device", "cpu", "--json", "-"]) == 0
     assert json.loads(capsys.readouterr().out)["by_module"]
+
+
+def test_the_arguments_come_from_the_module_and_its_prints_stay_out_of_the_json(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["diagnose", "train_program:on_inputs", "--device", "cpu", "--json", "-"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["function"] == "on_inputs"
+    (first,) = [one for one in document["by_module"] if one["name"] == "Sequential.0"]
+    assert first["matmul_flops"] == {"float32": 2 * 2 * 16 * 64 * 256}  # forward, and the weight's gradient
 
 
 @pytest.mark.parametrize(
@@ -85,11 +116,12 @@ def test_json_on_standard_output_is_json_alone(capsys: pytest.CaptureFixture[str
     [
         (["step"], "MODULE:FUNCTION"),
         (["train_program:"], "MODULE:FUNCTION"),
-        (["train_program:dance"], "has no 'dance'"),
+        (["train_program:dance"], "train_program has no dance"),
         (["train_program:number"], "is a int, which can't be called"),
-        (["no_such_program:step"], "importing 'no_such_program' failed"),
-        (["broken_program:step"], "importing 'broken_program' failed: ModuleNotFoundError"),
-        (["train_program:step", "--device", "nonsense"], "nonsense"),
+        (["no_such_program:step"], "import no_such_program: ModuleNotFoundError"),
+        (["broken_program:step"], "import broken_program: ModuleNotFoundError"),
+        (["train_program:Trainer", "--inputs", "nothing"], "has no nothing"),
+        (["train_program:on_inputs", "--device", "nonsense"], "nonsense"),
         (["train_program:step", "--rows", "0"], "--rows 0"),
         (["train_program:step", "--picture", "x.jpg"], "name ends with .png"),
         (["train_program:step", "--json", "no/folder/x"], "there is no folder"),
@@ -108,7 +140,10 @@ def test_what_cannot_be_done_is_one_line_and_code_2(
 
 
 def test_a_function_that_fails_is_one_line_with_its_place(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["diagnose", "train_program:bad", "--device", "cpu", "--json", "d.json"]) == 2
+    assert (
+        main(["diagnose", "train_program:bad", "--inputs", "no_inputs", "--device", "cpu", "--json", "d.json"])
+        == 2
+    )
     error = capsys.readouterr().err.splitlines()[-1]
-    assert "bad raised ValueError: the data is used up at train_program.py:16" in error
+    assert "bad raised ValueError: the data is used up at train_program.py:26" in error
     assert not (here / "d.json").exists()
