@@ -156,8 +156,8 @@ def page() -> str:
         if run["device"] == "cpu":
             lines += [
                 "torch's streams are made for accelerators and order nothing on the CPU, so this only says what",
-                "compiles. An error of torch's there may be one of the CPU alone, or of Triton not being installed;",
-                "a run with `--device cuda` is what compares.",
+                "compiles. An error of torch's there may be one of the CPU alone, or of Triton not being there; a",
+                "run with `--device cuda` is what compares.",
                 "",
             ]
         lines += ["| program | what goes wrong where it does | torch | devstream |", "| --- | --- | --- | --- |"]
