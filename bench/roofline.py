@@ -169,16 +169,16 @@ def _cases(setup: Setup) -> dict[str, list[Case]]:
         size = made.itemsize
         label = str(made).removeprefix("torch.")
         for count in rows[:2] if setup.quick else rows:
-            x, y, z = (torch.rand(count, 1024, device=device).to(made) for _ in range(3))
+            x, y = (torch.rand(count, 1024, device=device).to(made) for _ in range(2))
             moved = float(x.numel() * size)
             binary = Counts(f"pointwise {size}", {}, {}, 2 * moved, moved)
             found.setdefault(f"pointwise {label}", []).extend(
                 [
-                    (f"add {count}x1024", lambda x=x, y=y, z=z: torch.add(x, y, out=z), binary),
+                    (f"add {count}x1024", lambda x=x, y=y: torch.add(x, y), binary),
                     (
                         f"relu {count}x1024",
                         lambda x=x: torch.relu(x),
-                        Counts(f"pointwise {size}", {}, {}, moved, moved),
+                        Counts(f"pointwise {size} unary", {}, {}, moved, moved),
                     ),
                 ]
             )

@@ -3,13 +3,15 @@
 [Note: Why the stream is held while work is issued]
 A kernel of 3 µs that costs the host 10 µs to launch would be timed as 10. So the stream is held, all launches of a
 round are queued behind it, and then it is let go: the device runs them back to back. Work that blocks the host
-must not be issued behind a latch, since nobody would release it; it is timed with ``queued=False``.
+must not be issued behind a latch, since nobody would release it; it is timed with ``queued=False``. Where that
+isn't known beforehand, the latch is released after a second, and the work is timed without one.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,10 +21,12 @@ import torch
 
 from devstream._streams import Event, create_stream, synchronize
 from devstream._streams import stream as switch
-from devstream.abc import AnyBackend, Capability
+from devstream.abc import AnyBackend, Capability, Latch
 from devstream.exceptions import StreamError, UnsupportedError
 from devstream.roofline.curves import Curve
 
+#: Longer than this no round takes to issue.
+_HELD_S = 1.0
 #: Launches that wait behind a latch. The queues of today's drivers hold about a thousand.
 _QUEUE = 200
 
@@ -36,6 +40,30 @@ class Timed:
 
     seconds: float
     spread: float
+
+
+class _Guard:
+    """Releases a latch in time where work behind it waits for the device, which would wait for the latch.
+
+    Args:
+        latch: that holds the stream.
+    """
+
+    def __init__(self, latch: Latch) -> None:
+        self.was_needed = False
+        self._latch = latch
+        self._timer = threading.Timer(_HELD_S, self._rescue)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _rescue(self) -> None:
+        self.was_needed = True
+        self._latch.release()
+
+    def release(self) -> None:
+        """Let the stream go on, all work having been issued."""
+        self._timer.cancel()
+        self._latch.release()
 
 
 def _expected(amount: float, others: Sequence[tuple[float, Timed]]) -> float:
@@ -74,6 +102,8 @@ class Clock:
         #: Tensor operations of the CPU run in the caller, so nothing can be queued.
         self.inline = backend.device_type == "cpu"
         self._can_hold = not self.inline
+        #: Whether the work that is timed now was seen to wait for the device.
+        self._blocks = False
 
     def time(self, work: Callable[[], object], *, queued: bool = True, longest_loops: int = _QUEUE) -> Timed:
         """Return the time of one call of *work*, issued to the clock's stream.
@@ -83,6 +113,7 @@ class Clock:
             queued: see the note above.
             longest_loops: calls in one round at most.
         """
+        self._blocks = False
         synchronize(self.device)  # what *work* reads may come from another stream
         with switch(self.stream):
             work()  # loads kernels, fills caches
@@ -93,7 +124,7 @@ class Clock:
             about_s = max(time.perf_counter() - started, 1e-7)
             loops = max(1, min(longest_loops, int(self.point_s / 5 / about_s)))
             rounds = max(4, min(9, int(self.point_s / (loops * about_s))))
-            found = [self._round(work, loops, queued) / loops for _ in range(rounds)]
+            found = [self._round(work, loops, queued and not self._blocks) / loops for _ in range(rounds)]
         lower, middle, upper = statistics.quantiles(found, n=4, method="inclusive")
         return Timed(lower, (upper - lower) / middle)
 
@@ -127,6 +158,7 @@ class Clock:
             synchronize(self.device)
             return time.perf_counter() - started
         latch = self._hold() if queued and loops > 1 else None
+        guard = None if latch is None else _Guard(latch)
         try:
             start, end = (Event(self.device, enable_timing=True) for _ in range(2))
             start.record(self.stream)
@@ -134,8 +166,11 @@ class Clock:
                 work()
             end.record(self.stream)
         finally:
-            if latch is not None:
-                latch.release()
+            if guard is not None:
+                guard.release()
+        if guard is not None and guard.was_needed:
+            self._blocks = True
+            return self._round(work, loops, queued=False)
         end.synchronize()
         # Clocks of some devices tick coarsely; a time of nothing would make a curve impossible.
         return max(start.elapsed_time(end) / 1e3, loops * 1e-9)

@@ -245,7 +245,7 @@ def _traced(
 
 
 def _conclude(runs: _Runs) -> Diagnosis:
-    plain, ceilings, inline = runs.plain, runs.ceilings, runs.ceilings.inline
+    plain, ceilings, inline = runs.plain, runs.ceilings, runs.backend.device_type == "cpu"
     eager, parts = _timed(runs.marked, on_host=inline)
     ops = eager
     if plain.compiled:
@@ -295,7 +295,7 @@ def _timed(marked: Sequence[tuple[Profiled, Counted]], *, on_host: bool) -> tupl
 
     Of several runs the shortest time of each operation counts, where they did the same.
     """
-    runs = [_seconds(trace, counted, on_host=on_host) for trace, counted in marked]
+    runs = [_seconds(trace, counted) for trace, counted in marked]
     first = marked[0][1]
     same = [took for took, (_, counted) in zip(runs, marked, strict=True) if len(counted.ops) == len(first.ops)]
     eager = [(op, min(took[op.index] for took in same)) for op in first.ops]
@@ -313,16 +313,11 @@ def _timed(marked: Sequence[tuple[Profiled, Counted]], *, on_host: bool) -> tupl
     return eager, kernels
 
 
-def _seconds(trace: Profiled, counted: Counted, *, on_host: bool) -> dict[int, float]:
+def _seconds(trace: Profiled, counted: Counted) -> dict[int, float]:
     took = dict.fromkeys(range(len(counted.ops)), 0.0)
-    if on_host:
-        for number, (start_us, end_us) in trace.marks.items():
-            if number in took:
-                took[number] = (end_us - start_us) / 1e6
-    else:
-        for work in trace.work:
-            if work.mark is not None and work.mark in took:
-                took[work.mark] += work.seconds
+    for work in trace.work:
+        if work.mark is not None and work.mark in took:
+            took[work.mark] += work.seconds
     return took
 
 

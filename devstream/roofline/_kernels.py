@@ -74,36 +74,36 @@ def kernels(clock: Clock, plan: Plan, dtype: str) -> dict[str, Curve]:
     size = torch.empty((), dtype=made).element_size()
     points: dict[str, list[tuple[float, Callable[[], object]]]] = {}
     for moved in plan.kernel_bytes:
-        for kind, amount, work in _works(clock, moved, made, size):
-            points.setdefault(kind, []).append((amount, work))
-    return {
-        f"{kind} {size}": curve_of(clock.sweep(works, longest_s=plan.longest_s)) for kind, works in points.items()
-    }
+        for key, amount, work in _works(clock, moved, made, size):
+            points.setdefault(key, []).append((amount, work))
+    return {key: curve_of(clock.sweep(works, longest_s=plan.longest_s)) for key, works in points.items()}
 
 
 def _works(
     clock: Clock, moved: int, dtype: torch.dtype, size: int
 ) -> Iterator[tuple[str, float, Callable[[], object]]]:
-    """Yield kind, bytes really moved and work of each kernel that moves about *moved* bytes."""
+    """Yield key, bytes really moved and work of each kernel that moves about *moved* bytes."""
     count = moved // size
     third = count // 3  # two operands and a result
     x, y, z = (torch.rand(third, device=clock.tensors).to(dtype) for _ in range(3))
-    yield "pointwise", 3.0 * third * size, lambda: torch.add(x, y, out=z)
-    yield "copy", 2.0 * third * size, lambda: z.copy_(x)
-    yield "write", 1.0 * third * size, lambda: z.fill_(1.0)
-    yield "read", 1.0 * third * size, lambda: torch.sum(x)
+    # With results of their own, as models have them: on the CPU new memory costs more than the operation.
+    yield f"pointwise {size}", 3.0 * third * size, lambda: torch.add(x, y)
+    yield f"pointwise {size} unary", 2.0 * third * size, lambda: torch.relu(x)
+    yield f"copy {size}", 2.0 * third * size, lambda: z.copy_(x)
+    yield f"write {size}", 1.0 * third * size, lambda: z.fill_(1.0)
+    yield f"read {size}", 1.0 * third * size, lambda: torch.sum(x)
     width = 1024
     rows = third // width
     if rows == 0:
         return
     matrix, gradient, weight = x[: rows * width].view(rows, width), y[: rows * width].view(rows, width), x[:width]
     moved_once = 1.0 * rows * width * size
-    yield "norm", 2 * moved_once, lambda: torch.nn.functional.layer_norm(matrix, (width,), weight, weight)
-    yield "softmax", 2 * moved_once, lambda: torch.softmax(matrix, -1)
+    yield f"norm {size}", 2 * moved_once, lambda: torch.nn.functional.layer_norm(matrix, (width,), weight, weight)
+    yield f"softmax {size}", 2 * moved_once, lambda: torch.softmax(matrix, -1)
     _, mean, deviation = torch.native_layer_norm(matrix, (width,), weight, weight, 1e-5)
     backward = torch.ops.aten.native_layer_norm_backward
     yield (
-        "norm_backward",
+        f"norm_backward {size}",
         3 * moved_once,
         lambda: backward(gradient, matrix, (width,), mean, deviation, weight, weight, [True, True, True]),
     )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -66,11 +68,11 @@ def measure(
     index = backend.current_index() if index is None else index
     versions = _versions(backend, index)
     spec = backend.spec(index)
-    kept = None if refresh or plan is not None or _ranks() > 1 else _read(spec.name, versions)
-    if kept is not None:
+    kept = None if refresh or plan is not None else _read(spec.name, versions)
+    if _all_have(kept is not None, backend, index) and kept is not None:
         return replace(kept, device=str(spec.device))
     found = _measure(backend, index, versions, plan or plan_for(backend.device_type), on_progress)
-    if plan is None and _ranks() == 1:
+    if plan is None:
         fields = {"key": _key(spec.name, versions), "ceilings": found.as_json()}
         _files.write_cache(_path(spec.name, versions), fields, kind=KIND, schema=SCHEMA)
     return found
@@ -108,11 +110,14 @@ def _measure(
         "missing": {},
     }
     parts = list(_parts(clock, plan, units))
+    started = time.perf_counter()
     for done, part in enumerate(parts):
+        clock.point_s = pace(plan.point_s, time.perf_counter() - started)
         if on_progress is not None:
             on_progress(part.what, done, len(parts))
         try:
-            found = part.measure()
+            with _nothing_special(backend.device_type):
+                found = part.measure()
         except (RuntimeError, MemoryError, OSError, ValueError) as error:
             if isinstance(error, DevstreamError):
                 raise
@@ -125,6 +130,27 @@ def _measure(
     if on_progress is not None:
         on_progress("done", len(parts), len(parts))
     return Ceilings(**result)
+
+
+@contextmanager
+def _nothing_special(device_type: str) -> Iterator[None]:
+    """Keep what the caller has switched on out of the measurement: autocast, no_grad, inference mode, a stance."""
+    with ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        stack.enter_context(torch.compiler.set_stance("default"))
+        if torch.amp.is_autocast_available(device_type):
+            stack.enter_context(torch.autocast(device_type, enabled=False))
+        yield
+
+
+def pace(point_s: float, elapsed_s: float) -> float:
+    """Return how long a point may take after *elapsed_s*: less and less where half a minute was not enough."""
+    return point_s * min(1.0, max(0.1, (_LIMIT_S - elapsed_s) / (_LIMIT_S / 2)))
+
+
+#: A measurement on a slow or busy machine hurries to be done by then.
+_LIMIT_S = 55.0
 
 
 def _first_line(error: BaseException) -> str:
@@ -198,6 +224,16 @@ def _collectives(clock: Clock, plan: Plan) -> _Found:
     return {"collectives": _links.collectives(clock, plan)}
 
 
+def _all_have(have: bool, backend: AnyBackend, index: int) -> bool:
+    """Say whether every rank has a measurement: one that read while others measured would leave them waiting."""
+    if _ranks() == 1:
+        return have
+    own = "cpu" if backend.device_type == "cpu" else f"{backend.device_type}:{index}"
+    mine = torch.tensor(float(have), device=own)
+    dist.all_reduce(mine, op=dist.ReduceOp.MIN)
+    return bool(mine)
+
+
 def _ranks() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
@@ -218,6 +254,8 @@ def _versions(backend: AnyBackend, index: int) -> dict[str, str]:
     found = {"driver": driver_version(spec.vendor), "torch": str(torch.__version__), "runtime": spec.runtime}  # noqa: TID251 - names the file, decides nothing
     if backend.device_type == "cpu":
         found |= {"processor": processor_name(), "threads": str(torch.get_num_threads())}
+    if _ranks() > 1:
+        found["ranks"] = str(_ranks())
     return found
 
 

@@ -21,7 +21,8 @@ class Ceilings:
         curves: seconds by amount. The first word of a key is the kind of work: ``matmul DTYPE`` by
             `Tiling.work`; ``attention DTYPE forward|backward HEAD_DIM [causal]`` by FLOPs; ``pointwise``,
             ``norm``, ``norm_backward``, ``softmax``, ``read``, ``write``, ``copy``, each with the bytes an
-            element, by bytes read and written; ``link h2d|d2h pinned|pageable`` and ``peer`` by bytes.
+            element, by bytes read and written (``pointwise`` also with ``unary``, for one operand); ``link
+            h2d|d2h pinned|pageable`` and ``peer`` by bytes.
         tilings: how matmuls of a dtype are cut up.
         vector: FLOP/s outside of the matrix units, by dtype.
         collectives: latency and rate of each kind, with its *ranks*.

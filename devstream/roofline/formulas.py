@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -347,7 +347,10 @@ def _other(
         return as_class("other", name, float(largest))
     per_element = _PER_ELEMENT.get(bare, _PER_ELEMENT.get(name, 1.0))
     made_once = max((one.numel() for one in outputs), default=made)
-    return as_class("pointwise", "pointwise", per_element * made_once, fusable=True)
+    described = as_class("pointwise", "pointwise", per_element * made_once, fusable=True)
+    if len(inputs) > 1:
+        return described
+    return replace(described, counts=replace(described.counts, kind=f"{described.counts.kind} unary"))
 
 
 #: Neither pointwise nor a reduction; their time follows no count of ours.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -135,7 +135,7 @@ def parse(document: Mapping[str, Any], *, on_host: bool) -> Profiled:  # Any: JS
     found.compiled = any(event["name"].startswith(_COMPILED) for event in events)
     marks = _marks(events)
     found.marks = {number: (start, end) for threads in marks.values() for start, end, number in threads}
-    work = _on_host(host) if on_host else _on_device(events, host, marks)
+    work = _on_host(host, marks) if on_host else _on_device(events, host, marks)
     found.work = sorted(work, key=lambda one: one.start_us)
     return found
 
@@ -262,31 +262,42 @@ def _way(name: str) -> tuple[str, bool]:
 # -- the CPU ---------------------------------------------------------------------------------------------
 
 
-def _on_host(host: Mapping[object, list[HostOp]]) -> list[Work]:
+def _on_host(
+    host: Mapping[object, list[HostOp]], marks: Mapping[object, list[tuple[float, float, int]]]
+) -> list[Work]:
     """Return the outermost operations that compute, and what compiled code did beside them.
 
     A compiled graph's own kernels have no operation of their own: what is left of its call, when the operations
-    inside are taken out, is theirs.
+    inside are taken out, is theirs. In a marked run an operation shows twice, around its mark, where autograd
+    takes it, and inside, where it computes; only what is inside counts.
     """
     found = []
     for thread, ops in host.items():
-        backward = [(op.start_us, op.end_us) for op in _outermost(ops, _ENGINE)]
-        named = [(op.name, op.start_us, op.end_us, op.tensors) for op in _outermost(ops, "aten::")]
+        if marks:
+            ops = [op for op in ops if _mark_at(marks.get(thread, []), op.start_us) is not None]  # noqa: PLW2901
+        backward = [(op.start_us, op.end_us) for op in _outermost(ops, lambda name: name.startswith(_ENGINE))]
+        named = [(op.name, op.start_us, op.end_us, op.tensors) for op in _outermost(ops, _is_operator)]
         taken = union((start, end) for _, start, end, _ in named)
-        for graph in _outermost(ops, _GRAPH_CALL):
+        for graph in _outermost(ops, lambda name: name.startswith(_GRAPH_CALL)):
             for start, end in _difference((graph.start_us, graph.end_us), taken):
                 named.append((COMPILED, start, end, ()))
         for name, start, end, tensors in named:
             in_backward = bool(intersection(backward, [(start, end)]))
             caller = HostOp(name, start, end, thread, tensors, in_backward)
-            found.append(Work(name, start, end, f"thread {thread}", callers=(caller,)))
+            mark = _mark_at(marks.get(thread, []), start)
+            found.append(Work(name, start, end, f"thread {thread}", mark=mark, callers=(caller,)))
     return [one for one in found if one.end_us > one.start_us]
 
 
-def _outermost(ops: Iterable[HostOp], prefix: str) -> list[HostOp]:
+def _is_operator(name: str) -> bool:
+    """Say whether an operator of torch, or of a library, is called so; the engine's own entries are none."""
+    return "::" in name and not name.startswith(("autograd::", "torch::"))
+
+
+def _outermost(ops: Iterable[HostOp], wanted: Callable[[str], bool]) -> list[HostOp]:
     found: list[HostOp] = []
     for op in ops:
-        if op.name.startswith(prefix) and not (found and op.start_us < found[-1].end_us):
+        if wanted(op.name) and not (found and op.start_us < found[-1].end_us):
             found.append(op)
     return found
 

@@ -91,8 +91,10 @@ def _named(kind: str, rest: str) -> str:
         return f"link, {'host to device' if direction == 'h2d' else 'device to host'}, {memory}"
     if kind == "peer":
         return "copy to another device"
-    if rest.isdigit():
-        return f"memory, {kind.replace('_', ' ')}, {rest}-byte elements"
+    element, _, operands = rest.partition(" ")
+    if element.isdigit():
+        what = f"{operands} {kind}".strip().replace("_", " ")
+        return f"memory, {what}, {element}-byte elements"
     return f"{kind} {rest}".strip()
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from devstream.__main__ import main
 from devstream.roofline import _diagnose
-from tests.roofline._device import ceilings
+from devstream.testing.ceilings import ceilings
 
 PROGRAM = """
 import torch

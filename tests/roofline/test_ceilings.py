@@ -7,7 +7,7 @@ import json
 import pytest
 
 from devstream.roofline.ceilings import Ceilings
-from tests.roofline._device import ceilings
+from devstream.testing.ceilings import ceilings
 
 
 def test_ceilings_survive_json():

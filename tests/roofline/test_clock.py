@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 
 from devstream.abc import Capability
 from devstream.exceptions import UnsupportedError
+from devstream.roofline import _clock
 from devstream.roofline._clock import Clock, Timed, curve_of
 
 
@@ -57,6 +60,27 @@ def test_a_device_that_cannot_be_held_is_timed_all_the_same(clock, backend, monk
     clock._can_hold = True
     assert clock.time(lambda: None).seconds > 0
     assert not clock._can_hold
+
+
+def test_work_that_waits_for_a_held_device_is_rescued_and_timed_without_holding(clock, backend, monkeypatch):
+    class Held:
+        def __init__(self):
+            self.open = threading.Event()
+
+        def release(self):
+            self.open.set()
+
+    held = []
+    monkeypatch.setattr(backend, "hold", lambda stream: held.append(Held()) or held[-1])
+    monkeypatch.setattr(_clock, "_HELD_S", 0.05)
+    clock._can_hold = True
+
+    def waits():
+        if held:
+            assert held[-1].open.wait(timeout=10)
+
+    assert clock.time(waits).seconds < 0.05
+    assert len(held) == 1  # once was enough to know
 
 
 def test_a_device_whose_events_keep_no_time_is_timed_by_the_host(backend, monkeypatch):

@@ -18,7 +18,7 @@ from devstream.roofline.ceilings import Ceilings
 from devstream.roofline.counting import count
 from devstream.roofline.curves import Curve
 from devstream.roofline.profiled import Profiled, Work
-from tests.roofline._device import SIZES, WORK, line
+from devstream.testing.ceilings import SIZES, WORK, line
 
 
 @pytest.fixture
@@ -174,7 +174,7 @@ def test_the_times_of_kernels_are_the_devices_own(known):
         a @ a
     end.record()
     torch.cuda.synchronize()
-    assert found.total.seconds == pytest.approx(start.elapsed_time(end) / 20e3, rel=0.25)
+    assert found.total.seconds == pytest.approx(start.elapsed_time(end) / 20e3, rel=0.35)
 
 
 # -- traces of a GPU, made by hand ------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from devstream.roofline.diagnosis import Diagnosis, Memory, by_class, region, re
 from devstream.roofline.formulas import Described
 from devstream.roofline.model import CLASSES, Counts
 from devstream.roofline.tables import as_text
-from tests.roofline._device import ceilings
+from devstream.testing.ceilings import ceilings
 
 TOY = ceilings()
 MIB = 2.0**20

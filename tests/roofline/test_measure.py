@@ -113,6 +113,29 @@ def test_progress_is_told_before_each_part_and_at_the_end(quick):
     assert told[0][0] == "launches and events"
 
 
+def test_a_measurement_that_takes_long_hurries():
+    paces = [_measure.pace(0.02, elapsed) for elapsed in (0.0, 20.0, 40.0, 50.0, 70.0)]
+    assert paces == sorted(paces, reverse=True)
+    assert paces[0] == paces[1] == 0.02
+    assert paces[-1] == pytest.approx(0.002)
+
+
+def test_what_the_caller_has_switched_on_stays_out_of_the_measurement(quick, monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        _links,
+        "peer",
+        lambda *args: seen.append(
+            (torch.is_autocast_enabled("cpu"), torch.is_grad_enabled(), torch.is_inference_mode_enabled())
+        ),
+    )
+    with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16):
+        found = measure("cpu", plan=QUICK)
+        assert torch.is_inference_mode_enabled()
+    assert seen == [(False, True, False)]
+    assert "attention float32 backward 64" in found.curves
+
+
 def test_a_small_device_is_measured_at_the_sizes_that_it_has_room_for():
     small = fitting(ACCELERATOR, 4e9)
     assert max(small.kernel_bytes) <= 4e9 / 16
@@ -245,15 +268,25 @@ def test_an_installation_without_a_compiler_is_missing_the_vector_units_and_noth
 
 @pytest.mark.distributed
 @pytest.mark.slow
-def test_two_ranks_measure_their_collectives_and_agree(tmp_path):
+def test_two_ranks_measure_their_collectives_agree_and_keep_them(tmp_path):
     script = f"""
-import sys, json, torch.distributed as dist
-from devstream.roofline import _kernels, measure
+import json, sys, torch.distributed as dist
+from devstream.roofline import _kernels, _measure, measure
 from devstream.roofline._plan import QUICK
 _kernels.vector_rate = lambda *args: 1e10
+_measure.plan_for = lambda device_type: QUICK
 rank = int(sys.argv[1])
 dist.init_process_group("gloo", init_method="file://{tmp_path}/store", rank=rank, world_size=2)
-found = measure("cpu", plan=QUICK)
+found = measure("cpu")
+assert measure("cpu").collectives == found.collectives  # read from the file, whichever rank wrote it last
+real, measured = _measure._measure, []
+_measure._measure = lambda *args: measured.append(1) or real(*args)
+if rank == 0:
+    for path in __import__("pathlib").Path("{tmp_path}/devstream").glob("ceilings-*"):
+        path.unlink()
+dist.barrier()
+measure("cpu")  # gone for both, and measured by both
+assert measured == [1]
 open("{tmp_path}/" + str(rank), "w").write(json.dumps(found.as_json()["collectives"]))
 dist.destroy_process_group()
 """

@@ -18,7 +18,7 @@ from devstream.roofline.model import (
     predict_transfer,
     ridge,
 )
-from tests.roofline._device import ceilings
+from devstream.testing.ceilings import ceilings
 
 TOY = ceilings()
 
@@ -131,6 +131,7 @@ def test_a_curve_of_another_element_size_serves_where_its_own_is_missing():
     only = ceilings(curves={"norm 4": TOY.curves["norm 4"]})
     assert only.curve("norm 2") is TOY.curves["norm 4"]
     assert TOY.curve("attention bfloat16 forward 96 causal") is TOY.curves["attention bfloat16 forward 64 causal"]
+    assert TOY.curve("pointwise 2 unary") is TOY.curves["pointwise 2"]
     assert TOY.curve("matmul float64") is None
     assert TOY.curve("link h2d pageable") is None
 

@@ -144,6 +144,15 @@ def test_on_the_cpu_the_outermost_operations_are_the_work():
     assert found.compiled
 
 
+def test_on_the_cpu_too_work_belongs_to_its_mark_without_the_time_that_marking_takes():
+    marks = [event("user_annotation", "devstream::3", 10, 50), event("user_annotation", "devstream::4", 110, 50)]
+    around, inside = op("aten::add", 5, 70), op("aten::add", 20, 10)
+    events = [*marks, around, inside, op("mylib::fancy", 120, 5), op("aten::mul", 121, 2)]
+    add, fancy = parse({"traceEvents": events}, on_host=True).work
+    assert (add.mark, add.seconds) == (3, pytest.approx(10e-6))
+    assert (fancy.name, fancy.mark, fancy.seconds) == ("mylib::fancy", 4, pytest.approx(5e-6))
+
+
 def test_what_the_engine_runs_is_a_backward():
     backward = [one.name for one in parse(CPU, on_host=True).work if one.callers[0].backward]
     assert backward == ["aten::mm"]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from devstream.roofline.model import Counts, predict_op
 from devstream.roofline.schedule import Schedule, Task, predict_graph
-from tests.roofline._device import ceilings
+from devstream.testing.ceilings import ceilings
 
 TOY = ceilings()
 

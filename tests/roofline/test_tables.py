@@ -6,7 +6,7 @@ import pytest
 
 from devstream.roofline.devices import DATASHEETS
 from devstream.roofline.tables import ceiling_rows, duration, quantity, size
-from tests.roofline._device import ceilings
+from devstream.testing.ceilings import ceilings
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Ceilings of a made-up device with round numbers, for tests that need no measurement."""
+"""Ceilings of a made-up device with round numbers, for tests of whatever plans or predicts without measuring."""
 
 from __future__ import annotations
 
@@ -7,15 +7,22 @@ from devstream.roofline.curves import AlphaBeta, Curve, Tiling
 
 
 def line(latency_s: float, rate: float, *amounts: float, error: float = 0.05) -> Curve:
+    """Return the curve of a latency and a rate through *amounts*."""
     return Curve(tuple((amount, latency_s + amount / rate) for amount in amounts), error)
 
 
-SIZES = tuple(4.0**power for power in range(4, 16))  # 256 B to 1 GiB
+#: Bytes at which its curves of memory and links have points: 256 B to 1 GiB.
+SIZES = tuple(4.0**power for power in range(4, 16))
+#: FLOPs at which those of matmuls have.
 WORK = tuple(10.0**power for power in range(6, 14))
 
 
 def ceilings(**changes: object) -> Ceilings:
-    """100 TFLOP/s bfloat16, 10 float32, 5 vector, 1 TB/s memory, 10 GB/s pinned link; 2 µs floor, 10 µs launch."""
+    """Return the made-up device's ceilings, with *changes* to attributes of `devstream.roofline.Ceilings`.
+
+    100 TFLOP/s in bfloat16 matmuls, 10 in float32, 5 outside of them; 1 TB/s of memory, 10 GB/s of pinned link
+    each way; a launch costs the host 10 µs and the device 2.
+    """
     known: dict[str, object] = {
         "device": "toy:0",
         "name": "toy",
@@ -45,3 +52,6 @@ def ceilings(**changes: object) -> Ceilings:
         "memory_bytes": 80e9,
     }
     return Ceilings(**(known | changes))  # type: ignore[arg-type]
+
+
+__all__ = ["SIZES", "WORK", "ceilings", "line"]
