@@ -155,7 +155,9 @@ def page() -> str:
         lines += ["", f"## torch {run['torch']}, {run['device']}", ""]
         if run["device"] == "cpu":
             lines += [
-                "torch's streams order nothing on the CPU, so what counts there is whether a program compiles.",
+                "torch's streams are made for accelerators and order nothing on the CPU, so this only says what",
+                "compiles. An error of torch's there may be one of the CPU alone, or of Triton not being there; a",
+                "run with `--device cuda` is what compares.",
                 "",
             ]
         lines += ["| program | what goes wrong where it does | torch | devstream |", "| --- | --- | --- | --- |"]

@@ -86,6 +86,7 @@ class Checker:
         self._memories: dict[int, Memory] = {}
         self._by_pointer: dict[int, Memory] = {}
         self.dead: deque[Memory] = deque()
+        self._burying = False
         self._freed: dict[int, deque[_Freed]] = {}
         self._new: list[Race] = []
 
@@ -177,8 +178,14 @@ class Checker:
 
     def bury(self) -> None:
         """Take in which memory was freed since the last report. Hold the lock."""
-        while self.dead:
-            self._bury(self.dead.popleft())
+        if self._burying:  # poisoning what was freed switches streams, which is reported as well
+            return
+        self._burying = True
+        try:
+            while self.dead:
+                self._bury(self.dead.popleft())
+        finally:
+            self._burying = False
 
     def _bury(self, memory: Memory) -> None:
         home = memory.home

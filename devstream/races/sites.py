@@ -60,11 +60,21 @@ def here(depth: int = 1) -> Site:
 
     A thread without such a line is one of autograd's: the line is then the main thread's, which waits for it.
     """
-    frame: FrameType | None = sys._getframe(depth)
-    site = _first_plain(frame)
+    site = _first_plain(_frame(depth))
     if site is NOWHERE and threading.get_ident() != threading.main_thread().ident:
         site = _first_plain(sys._current_frames().get(threading.main_thread().ident or 0))
     return site
+
+
+def _frame(depth: int) -> FrameType | None:
+    """Return the frame *depth* above the caller; None where the stack ends before it.
+
+    A thread of autograd has no frame of Python's below the operation that it reports.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and depth:
+        frame, depth = frame.f_back, depth - 1
+    return frame
 
 
 def _first_plain(frame: FrameType | None) -> Site:
@@ -82,7 +92,7 @@ def _first_plain(frame: FrameType | None) -> Site:
 
 def inside_backend(depth: int = 1) -> bool:
     """Whether the innermost frame that isn't torch's belongs to a backend of ours, which reports by itself."""
-    frame: FrameType | None = sys._getframe(depth)
+    frame = _frame(depth)
     while frame is not None:
         file = frame.f_code.co_filename
         kind = _kinds.get(file)

@@ -11,6 +11,8 @@ from devstream.demo.sizes import SIZES
 from devstream.demo.train import Segment, Training, learning_rate_share
 from devstream.report import together
 
+pytestmark = pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")
+
 STEPS = 12
 
 

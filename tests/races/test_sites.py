@@ -67,3 +67,10 @@ def test_an_unknown_site_says_so():
     assert NOWHERE.text == ""
     assert str(Site("a.py", 3, "f")) == "a.py:3, in f"
     assert Site("no such file.py", 3, "f").text == ""
+
+
+def test_a_thread_whose_stack_ends_early_is_no_error():
+    """A thread of autograd has fewer frames than the place that asks usually finds above it."""
+    found = sites.here(10_000)
+    assert found is sites.NOWHERE
+    assert sites.inside_backend(10_000) is False
