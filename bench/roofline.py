@@ -288,7 +288,7 @@ def part_chain(setup: Setup) -> list[Row]:
 
         def chain(x: torch.Tensor, k: int = k) -> torch.Tensor:
             for _ in range(k):
-                x = torch.cos(x)
+                x = x * 1.001
             return x
 
         torch.compiler.reset()  # each k is the same code object, of which only a few versions are compiled
@@ -297,11 +297,11 @@ def part_chain(setup: Setup) -> list[Row]:
         times[k] = (eager_s, fused_s)
         rows.append(Row("", f"chain of {k}: one kernel each", eager_s * 1e6, "µs"))
         rows.append(Row("", f"chain of {k}: fused", fused_s * 1e6, "µs"))
-    linear, constant = times[16][0] / times[1][0], times[4][1] / times[1][1]
-    rows.append(Row("R3", "chain of 16 over one, unfused", linear, "x", "", "12 to 20", 12 <= linear <= 20))
-    # The CPU's cos is bound by compute, fused or not.
-    limit = None if setup.on_cpu else constant <= 1.3
-    rows.append(Row("R3", "chain of 4 over one, fused", constant, "x", "", "at most 1.3", limit))
+    linear, constant = times[16][0] / times[1][0], times[16][1] / times[1][1]
+    # A CPU's caches hold what its memory would have to move, so there the two are told and not judged.
+    fused_ok, unfused_ok = (None, None) if setup.on_cpu else (constant <= 1.3, 12 <= linear <= 20)
+    rows.append(Row("R3", "chain of 16 over one, unfused", linear, "x", "", "12 to 20", unfused_ok))
+    rows.append(Row("R3", "chain of 16 over one, fused", constant, "x", "", "at most 1.3", fused_ok))
     return rows
 
 
