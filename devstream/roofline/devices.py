@@ -2,6 +2,8 @@
 
 Dense rates: where a document gives rates with structured sparsity, half of them. Nobody reaches these; what a
 device really does is measured (`devstream.roofline.measure`), and shown beside them.
+
+The numbers are not yet held against the documents themselves line by line; `source` says where to look.
 """
 
 from __future__ import annotations
