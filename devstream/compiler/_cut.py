@@ -185,7 +185,41 @@ class _Cutter:
                 _, item = heappop(self.lazy or self.holding)
                 self._issue(GroupKind.OP if self.order.op(item) else GroupKind.NODE, [item])
             else:
-                return tuple(self.groups)
+                return self._joined()
+
+    def _joined(self) -> tuple[Group, ...]:
+        """Return the groups, those regions joined that ended for a stream which then went on only later."""
+        latest: set[int] = set()  # groups behind which another stream goes on, needing nothing later of theirs
+        for group in self.groups:
+            found: dict[int | None, int] = {}
+            for stream, number in self._imports(group):
+                found[stream] = max(found.get(stream, -1), number)
+            latest.update(found.values())
+        result: list[Group] = []
+        known: dict[tuple[int | None, int | None], int] = {}
+        for number, group in enumerate(self.groups):
+            imports = self._imports(group)
+            waits = any(one > known.get((group.stream, stream), -2) for stream, one in imports)
+            for stream, one in imports:
+                known[group.stream, stream] = max(one, known.get((group.stream, stream), -2))
+            last = result[-1] if result else None
+            alike = (
+                last is not None and group.kind is last.kind is GroupKind.REGION and group.stream == last.stream
+            )
+            if last is not None and alike and not waits and number - 1 not in latest:
+                result[-1] = Group(GroupKind.REGION, group.stream, last.items + group.items)
+            else:
+                result.append(group)
+        return tuple(result)
+
+    def _imports(self, group: Group) -> list[tuple[int | None, int]]:
+        """Return what *group* needs of other streams: each with the number of the group, -1 for their entry."""
+        return [
+            (self.stream[other] if other >= 0 else -1 - other, self.issued.get(other, -1))
+            for item in group.items
+            for other in self.order.needs[item]
+            if other < self.count and (self.stream[other] if other >= 0 else -1 - other) != group.stream
+        ]
 
     def _ready(self, item: int) -> None:
         node, op, stream = self.order.node(item), self.order.op(item), self.stream[item]
