@@ -416,7 +416,7 @@ def test_dropout_in_a_checkpoint_is_recomputed_as_it_was():
     x = torch.ones(64, requires_grad=True)
     if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 14):
         # There it comes as an operator that tells nothing of what it makes; docs/compile.md says so.
-        with pytest.raises(Exception, match="run_and_save_rng_state.* is not supported"):
+        with pytest.raises(Exception, match=r"run_and_save_rng_state.* is not supported"):
             compiled(program)(x)
         return
     y = compiled(program)(x)
