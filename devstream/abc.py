@@ -290,15 +290,12 @@ class Backend(abc.ABC, Generic[StreamT, EventT]):
 
     def copy(self, destination: torch.Tensor, source: torch.Tensor, stream: StreamT) -> None:
         """Issue ``destination.copy_(source)`` to *stream*, without blocking the host where that is possible."""
-        previous = self.current_stream(None)
-        here = self.current_stream(self.stream_index(stream))
-        try:
-            self.set_stream(stream)  # inside: a signal's handler may raise after the switch
+
+        def task() -> None:
             with torch.no_grad():
                 destination.copy_(source, non_blocking=True)
-        finally:
-            # Both: *stream* may be on another device, whose own current stream must come back as well.
-            restore_streams([(self, here), (self, previous)])
+
+        self._run(task, stream)
 
     def clear_error(self, stream: StreamT) -> None:
         """Forget an error of *stream*'s work that was reported already; by default a stream keeps none."""
@@ -309,13 +306,7 @@ class Backend(abc.ABC, Generic[StreamT, EventT]):
         By default it is run here, with *stream* current. Where `works_in_threads`, this returns at once, and what
         *task* raises is raised by whoever waits for the stream.
         """
-        previous = self.current_stream(None)
-        here = self.current_stream(self.stream_index(stream))
-        self.set_stream(stream)
-        try:
-            task()
-        finally:
-            restore_streams([(self, here), (self, previous)])
+        self._run(task, stream)
 
     def hold(self, stream: StreamT) -> Latch:
         """Keep work issued to *stream* from now on from happening until the returned latch is released."""
@@ -347,6 +338,17 @@ class Backend(abc.ABC, Generic[StreamT, EventT]):
             capability=f"Capability.{capability.name}",
             alternative="ask devstream.capabilities(device) before, and take another way where it is absent",
         )
+
+    def _run(self, task: Callable[[], None], stream: StreamT) -> None:
+        """Run *task* here, with *stream* current."""
+        previous = self.current_stream(None)
+        here = self.current_stream(self.stream_index(stream))
+        try:
+            self.set_stream(stream)  # inside: a signal's handler may raise after the switch
+            task()
+        finally:
+            # Both: *stream* may be on another device, whose own current stream must come back as well.
+            restore_streams([(self, here), (self, previous)])
 
     def _mark(self, stream: StreamT) -> EventT:
         event = self.create_event(

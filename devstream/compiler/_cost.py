@@ -15,6 +15,8 @@ from typing import Any, TypeAlias  # Any: values of nodes
 import torch
 from torch.utils.flop_counter import flop_registry
 
+from devstream.compiler._naming import tensors_of
+
 #: Microseconds of one node; None where nothing is known.
 Cost: TypeAlias = Callable[[torch.fx.Node], float | None]
 
@@ -25,8 +27,8 @@ _RATES = {"cpu": (5e4, 1e4), "accelerator": (1e8, 2e6)}
 def estimate(node: torch.fx.Node) -> float | None:
     """Return about how many microseconds *node* takes."""
     values = [
-        *_tensors(node.meta.get("val")),
-        *(one for arg in node.all_input_nodes for one in _tensors(arg.meta.get("val"))),
+        *tensors_of(node.meta.get("val")),
+        *(one for arg in node.all_input_nodes for one in tensors_of(arg.meta.get("val"))),
     ]
     if not values:
         return None
@@ -44,12 +46,6 @@ def _flops(node: torch.fx.Node) -> float:
         return float(_number(count(*args, **kwargs, out_val=node.meta["val"])))
     except (KeyError, TypeError, ValueError, AssertionError, IndexError):  # a formula for other arguments
         return 0.0
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    return [one for one in value if isinstance(one, torch.Tensor)] if isinstance(value, list | tuple) else []
 
 
 def _number(size: Any) -> float:

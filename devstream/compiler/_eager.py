@@ -12,12 +12,12 @@ from typing import Any  # Any: values of a graph are of every type
 
 import torch
 
-from devstream._compat import TorchDispatchMode, inductor, tree_leaves
+from devstream._compat import TorchDispatchMode, inductor
 from devstream._compat.dynamo_graph import operator_name
 from devstream.compiler._captured import AMBIENT, Captured, Mark, Operation, mark_of
 from devstream.compiler._graph import Del, Graph, Kind, Node, OpKind, OrderOp, Origin, Output, Stream, Value
 from devstream.compiler._lower import COLLECTIVES, Queues
-from devstream.compiler._naming import key_of, short, text
+from devstream.compiler._naming import key_of, short, tensors_of, text
 from devstream.compiler._nodes import line_of
 
 
@@ -47,7 +47,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        self._note(func, _tensors((args, kwargs)), _tensors(result), _changed(func, args, kwargs or {}))
+        self._note(func, tensors_of((args, kwargs)), tensors_of(result), _changed(func, args, kwargs or {}))
         return result
 
 
@@ -180,7 +180,7 @@ class _Trace:
 
     def graph(self, results: Any) -> Graph:
         """Return what was collected; the caller takes *results*, and what was changed of his."""
-        handed = dict.fromkeys(self._name(one) for one in _tensors(results))
+        handed = dict.fromkeys(self._name(one) for one in tensors_of(results))
         given = {value.storage for value in self.values if value.origin is Origin.INPUT}
         handed.update(dict.fromkeys(f"s{number}" for number in sorted(self.changed & given)))
         landed = {node.collective for node in self.nodes if node.kind is Kind.WAIT}
@@ -226,7 +226,7 @@ class _Walk(torch.fx.Interpreter):
             # One that runs as a whole: what it gives, Dynamo has found out.
             given, _ = self.fetch_args_kwargs_from_env(n)
             found = n.meta["example_value"]
-            self._trace.operator(n.target, _tensors(given), _tensors(found), [], name=operator)
+            self._trace.operator(n.target, tensors_of(given), tensors_of(found), [], name=operator)
             return found
         return super().run_node(n)
 
@@ -271,11 +271,7 @@ def _changed(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any
         return []
     values = {argument.name: value for argument, value in zip(schema.arguments, args, strict=False)} | kwargs
     written = [one.name for one in schema.arguments if one.alias_info is not None and one.alias_info.is_write]
-    return _tensors([values.get(name) for name in written])
-
-
-def _tensors(value: Any) -> list[Any]:
-    return [one for one in tree_leaves(value) if isinstance(one, torch.Tensor)]
+    return tensors_of([values.get(name) for name in written])
 
 
 __all__ = ["eager"]

@@ -25,7 +25,7 @@ from devstream.compiler._graph import (
     WriteBack,
 )
 from devstream.compiler._joint import is_item, is_number
-from devstream.compiler._naming import key_of, short, text
+from devstream.compiler._naming import key_of, short, tensors_of, text
 from devstream.compiler._nodes import line_of, unsupported
 
 COLLECTIVES = ("_c10d_functional", "c10d_functional")
@@ -150,6 +150,8 @@ class _Lowering:
         self.values: dict[str, Value] = {}
         self.nodes: list[Node] = []
         self.backs: list[WriteBack] = []
+        #: The first value of each storage.
+        self.owner: dict[int, Value] = {}
         #: The identity of each value's fake storage.
         self.keys: dict[str, Any] = {}
         self.count = self.saved.storages if backward else 0
@@ -237,8 +239,9 @@ class _Lowering:
         self._add(node, self._fresh(), AMBIENT, Origin.TANGENT if tangent else Origin.INPUT)
 
     def _add(self, node: torch.fx.Node, storage: int, stream: int, origin: Origin = Origin.PRODUCED) -> None:
-        self.values[node.name] = Value(node.name, storage, stream, _device(node), origin)
-        made = _tensors_of(node.meta["val"])
+        value = self.values[node.name] = Value(node.name, storage, stream, _device(node), origin)
+        self.owner.setdefault(storage, value)
+        made = tensors_of(node.meta["val"])
         self.keys[node.name] = key_of(made[0]) if len({key_of(one) for one in made}) == 1 else None
 
     # -- nodes -------------------------------------------------------------------------------------------
@@ -250,7 +253,7 @@ class _Lowering:
         reads = tuple(dict.fromkeys(self.renamed.get(one.name, one.name) for one in self._tensors(node)))
         stream, mark = self._stream(node)
         kind = self._kind(node, reads)
-        made = _tensors_of(node.meta.get("val"))
+        made = tensors_of(node.meta.get("val"))
         if kind is Kind.EFFECT and _is_random(node):
             self.random.append(node.name)
         if kind in (Kind.VIEW, Kind.ITEM, Kind.WAIT):
@@ -260,8 +263,7 @@ class _Lowering:
             storage = self._fresh() if base is None else self.values[base].storage
         makes = (node.name,) if made else ()
         if makes:
-            owner = next((one.stream for one in self.values.values() if one.storage == storage), stream)
-            self._add(node, storage, owner)
+            self._add(node, storage, self.owner[storage].stream if storage in self.owner else stream)
         if kind is Kind.ISSUE:
             self.issued[storage] = node.name
         self.nodes.append(
@@ -294,7 +296,7 @@ class _Lowering:
     def _stream(self, node: torch.fx.Node) -> tuple[int, Mark]:
         mark = mark_of(node)
         assert mark is not None
-        made = _tensors_of(node.meta.get("val"))
+        made = tensors_of(node.meta.get("val"))
         device = text(made[0].device) if made else None
         inputs = [one for one in map(_device, self._tensors(node)) if one != "cpu"]
         # A copy to the host is its source's; one between devices its target's, whose memory it takes.
@@ -316,7 +318,7 @@ class _Lowering:
         space = name.partition("::")[0]
         if space in COLLECTIVES:
             return Kind.WAIT if name.endswith("wait_tensor") else Kind.ISSUE
-        made = _tensors_of(node.meta.get("val"))
+        made = tensors_of(node.meta.get("val"))
         if not made:
             return Kind.EFFECT
         if name in _BETWEEN_DEVICES:
@@ -410,7 +412,7 @@ class _Lowering:
                 continue
             kept = returns is not None and number >= returns
             if kept:
-                owner = next(one for one in self.values.values() if one.storage == value.storage)
+                owner = self.owner[value.storage]
                 self.saved.values[node.name] = (value.storage, owner.stream, owner.origin is Origin.INPUT)
             ordered = value.stream in records and epochs.get(name, 0) <= records[value.stream]
             # AOT reads what it writes back on the caller's stream.
@@ -434,15 +436,7 @@ class _Lowering:
 
 
 def _device(node: torch.fx.Node) -> str:
-    return text(_tensors_of(node.meta["val"])[0].device)
-
-
-def _tensors_of(value: Any) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, list | tuple):
-        return [one for item in value for one in _tensors_of(item)]
-    return []
+    return text(tensors_of(node.meta["val"])[0].device)
 
 
 def _schema_name(node: torch.fx.Node) -> str:

@@ -1,10 +1,17 @@
-"""What tensors, devices and lines of a traced graph are called in plain data."""
+"""The tensors of a traced graph, and what they, devices and lines are called in plain data."""
 
 from __future__ import annotations
 
 from typing import Any  # Any: whatever identifies a storage
 
 import torch
+
+from devstream._compat import tree_leaves
+
+
+def tensors_of(value: Any) -> list[torch.Tensor]:
+    """Return the tensors in *value*, however it holds them."""
+    return [one for one in tree_leaves(value) if isinstance(one, torch.Tensor)]
 
 
 def key_of(value: torch.Tensor) -> Any:
@@ -25,4 +32,4 @@ def short(line: str) -> str:
     return line.partition(" in ")[0]
 
 
-__all__ = ["key_of", "short", "text"]
+__all__ = ["key_of", "short", "tensors_of", "text"]
