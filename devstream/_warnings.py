@@ -20,6 +20,10 @@ _TEXTS = {
         "the host side of a copy {direction} on backend {backend!r} is pageable, so this copy blocks the host: "
         "{reason}. Said once"
     ),
+    "GraphCaptureWarning": (
+        "a compiled {what} is launched step by step, with no device graph: {reason}. Its results are the same. "
+        "Said once for this function"
+    ),
     "CacheWarning": "doing without the cached file {path}: {reason}",
     "LatchDroppedWarning": (
         "a latch was dropped while it held {stream}, which goes on now; call its release(), or use "
@@ -60,6 +64,10 @@ class MissingWaitWarning(DevstreamWarning):
     """Compiled code has a wait that its eager form lacks, and would race without."""
 
 
+class GraphCaptureWarning(DevstreamWarning):
+    """A mode that captures device graphs was asked for, and a program is launched without one."""
+
+
 class CacheWarning(DevstreamWarning):
     """A cached file was damaged or foreign, and was ignored."""
 
@@ -80,6 +88,7 @@ __all__ = [
     "CompileWarning",
     "DevstreamWarning",
     "EventOverwrittenWarning",
+    "GraphCaptureWarning",
     "LatchDroppedWarning",
     "MissingWaitWarning",
     "RaceWarning",

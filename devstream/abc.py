@@ -317,6 +317,33 @@ class Backend(abc.ABC, Generic[StreamT, EventT]):
             alternative="override Backend.hold so that the conformance kit can look at a busy stream",
         )
 
+    def capture(
+        self, issue: Callable[[], object], stream: StreamT, *, pool: object = None
+    ) -> DeviceGraph[StreamT]:
+        """Return the work that *issue* issues to *stream* as one graph. Nothing of it runs until it is replayed.
+
+        A stream that waits for an event which was recorded in the capture belongs to it from there on, and has to
+        be joined: *stream* waits for an event behind its last work. What *issue* allocates comes from the graph's
+        own pool. Host code of *issue* runs once, now.
+
+        Args:
+            issue: what issues the work; *stream* is current in it.
+            stream: not the default stream.
+            pool: `DeviceGraph.pool` of an earlier graph, whose memory this one may use again where nothing of it
+                is referred to any more. Graphs that share one must not be replayed at the same time.
+
+        Raises:
+            CaptureError: a stream was not joined, or *issue* asked for something that has to run now.
+        """
+        raise self.lacks(Capability.GRAPH_CAPTURE, "capture")
+
+    def is_capturing(self) -> bool:
+        """Say whether the calling thread's current stream is being captured."""
+        return False
+
+    def before_capture(self, streams: Sequence[StreamT]) -> None:
+        """Do what has to be done on each of *streams* before it is captured; by default nothing."""
+
     def spec(self, index: int) -> DeviceSpec:
         """Return what device *index* is."""
         return DeviceSpec(
@@ -366,10 +393,36 @@ class Latch(Protocol):
         ...
 
 
+_ReplayStreamT_contra = TypeVar("_ReplayStreamT_contra", contravariant=True)
+
+
+class DeviceGraph(Protocol[_ReplayStreamT_contra]):
+    """Captured work; made by `Backend.capture`."""
+
+    @property
+    def pool(self) -> object:
+        """What a later capture takes to share this graph's memory."""
+        ...
+
+    def replay(self, stream: _ReplayStreamT_contra) -> None:
+        """Issue the work to *stream*, as its next; what it reads and writes is the memory that was captured."""
+        ...
+
+
 #: A backend whose stream and event classes don't matter to the reader.
 AnyBackend = Backend[Any, Any]  # Any: the registry and the verbs serve every pair of classes
 
-__all__ = ["AnyBackend", "Backend", "Capability", "DeviceSpec", "EventLike", "Latch", "StreamArg", "StreamLike"]
+__all__ = [
+    "AnyBackend",
+    "Backend",
+    "Capability",
+    "DeviceGraph",
+    "DeviceSpec",
+    "EventLike",
+    "Latch",
+    "StreamArg",
+    "StreamLike",
+]
 
 
 def restore_streams(before: Sequence[tuple[AnyBackend, Any]]) -> None:  # Any: the backend's own class

@@ -38,6 +38,7 @@
     ├─ CacheWarning
     ├─ CompileWarning
     ├─ MissingWaitWarning
+    ├─ GraphCaptureWarning
     └─ LatchDroppedWarning
 
 A constructor takes facts, by keyword, and keeps them as attributes; ``__str__`` writes the sentence. That is
@@ -61,6 +62,7 @@ from devstream._warnings import (
     CompileWarning,
     DevstreamWarning,
     EventOverwrittenWarning,
+    GraphCaptureWarning,
     LatchDroppedWarning,
     MissingWaitWarning,
     RaceWarning,
@@ -334,16 +336,20 @@ class RaceError(StreamError):
         return "\n\n".join([head, *self.races])
 
 
-class CaptureError(StreamError):
-    """The call isn't allowed while its stream is captured into a graph. Facts: *operation*, *stream*."""
+_OUTSIDE = "do it before the capture starts or after it ends"
 
-    def __init__(self, *, operation: str, stream: object) -> None:
-        super().__init__(operation=operation, stream=stream)
+
+class CaptureError(StreamError):
+    """The call isn't allowed in the capture of a graph. Facts: *operation*, *stream*, *line*, *advice*."""
+
+    def __init__(self, *, operation: str, stream: object, line: str = "", advice: str = _OUTSIDE) -> None:
+        super().__init__(operation=operation, stream=stream, line=line, advice=advice)
 
     def __str__(self) -> str:
+        where = f" ({self.line})" if self.line else ""
         return (
-            f"{self.operation} is not allowed while {self.stream} is captured into a graph, since it would end "
-            "the capture; do it before the capture starts or after it ends"
+            f"{self.operation}{where} is not allowed while {self.stream} is captured into a graph, since it would "
+            f"end the capture; {self.advice}"
         )
 
 
@@ -467,6 +473,7 @@ __all__ = [
     "EventOverwrittenWarning",
     "FileFormatError",
     "ForkedProcessError",
+    "GraphCaptureWarning",
     "GraphError",
     "IpcHandleError",
     "LatchDroppedWarning",

@@ -156,6 +156,7 @@ def test_a_near_miss_is_offered_and_a_name_is_never_offered_for_itself():
         (exceptions.BackendWarning, {"name": "rocm", "reason": "4 queues"}, ["'rocm'", "4 queues"]),
         (exceptions.CompileWarning, {"compiler": "inductor"}, ["'inductor'", 'backend="devstream"']),
         (exceptions.MissingWaitWarning, {"wait": "sin does not wait for mm"}, ["would race", "sin does not wait"]),
+        (exceptions.GraphCaptureWarning, {"what": "forward", "reason": "a.py:3"}, ["forward", "a.py:3", "once"]),
         (exceptions.CacheWarning, {"path": "a/b.json", "reason": "damaged"}, ["a/b.json", "damaged"]),
         (exceptions.LatchDroppedWarning, {"stream": "<stream 5>"}, ["<stream 5>", "release()"]),
     ],

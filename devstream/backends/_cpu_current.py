@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from devstream.exceptions import StreamNotEnteredError
 
 if TYPE_CHECKING:
-    from devstream.backends.cpu import CpuStream
+    from devstream.backends._cpu_stream import CpuStream
 
 
 class _Chosen(dict[int, "CpuStream"]):

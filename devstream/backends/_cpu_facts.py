@@ -22,7 +22,7 @@ class CpuFacts(Backend[StreamT, EventT]):
         return PROFILES[self.options.profile]
 
     def capabilities(self, index: int) -> Capability:
-        """Return what the CPU can do: no IPC, no graphs, no pinned memory, one priority; less under a profile."""
+        """Return what the CPU can do: no IPC, no pinned memory, one priority; less under a profile."""
         return self.profile.capabilities
 
     def stream_capabilities(self, stream: StreamT) -> Capability:

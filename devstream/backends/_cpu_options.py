@@ -19,6 +19,7 @@ _ALL = (
     | Capability.EXTERNAL_STREAMS
     | Capability.RECORD_STREAM
     | Capability.ASYNC_COPY
+    | Capability.GRAPH_CAPTURE
     | Capability.PEER_ACCESS
 )
 

@@ -15,9 +15,12 @@ from typing import Any, ClassVar, NoReturn
 import torch
 
 from devstream import _compat
+from devstream._compat import graphs
 from devstream._objects import Stream
 from devstream.abc import Backend, Capability, DeviceSpec, Latch
+from devstream.backends import _native_graph
 from devstream.backends._cuda_latch import MemoryLatch
+from devstream.backends._native_graph import AcceleratorGraph
 from devstream.exceptions import ForkedProcessError, StreamTypeError
 
 
@@ -40,9 +43,12 @@ _ORDINARY = (
     | Capability.ASYNC_COPY
 )
 
+_GRAPHS = Capability.GRAPH_CAPTURE if graphs.HAS_ACCELERATOR_GRAPH else Capability(0)
+
 _FACTS: dict[str, _Facts] = {
     # SYCL queues; native_handle is the address of a C++ sycl::queue. Two pools of 32, so priorities 0 and -1.
-    "xpu": _Facts("intel", _ORDINARY | Capability.NATIVE_HANDLE | Capability.PRIORITIES, (0, -1)),
+    # Graphs through torch.accelerator.Graph, which Intel's build implements; not run on hardware here.
+    "xpu": _Facts("intel", _ORDINARY | Capability.NATIVE_HANDLE | Capability.PRIORITIES | _GRAPHS, (0, -1)),
     # One stream: torch.Stream("mps") is the default one each time, and it can't be queried itself.
     "mps": _Facts("apple", Capability.TIMING, stream_query=False),
     "mtia": _Facts("meta", Capability.TIMING | Capability.SIDE_STREAMS),
@@ -324,6 +330,16 @@ class AcceleratorBackend(Backend[AcceleratorStream, torch.Event]):
         """Issue the copy to *stream*; it blocks the host only where host memory isn't pinned."""
         with stream, torch.no_grad():
             destination.copy_(source, non_blocking=True)
+
+    # -- graphs ------------------------------------------------------------------------------------------
+
+    def capture(
+        self, issue: Callable[[], object], stream: AcceleratorStream, *, pool: object = None
+    ) -> AcceleratorGraph:
+        """Capture through torch, other threads left alone."""
+        if Capability.GRAPH_CAPTURE not in self.capabilities(stream.device_index):
+            raise self.lacks(Capability.GRAPH_CAPTURE, "capture")
+        return _native_graph.capture(self, issue, stream, pool)
 
     # -- holding a stream --------------------------------------------------------------------------------
 

@@ -39,89 +39,32 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 
 from devstream import _compat, _objects, _observe
-from devstream._objects import Stream
 from devstream.abc import Capability
+from devstream.backends._cpu_capture import Captured, Captures, CpuGraph
 from devstream.backends._cpu_current import CurrentStreams, Threads
 from devstream.backends._cpu_facts import CpuFacts
 from devstream.backends._cpu_latch import CpuLatch
 from devstream.backends._cpu_options import CpuOptions, refuse_foreign
 from devstream.backends._cpu_queue import Point, Timeline, Worker, lost_at_fork
-from devstream.exceptions import DeviceMismatchError, StreamInUseError, StreamNotEnteredError, StreamTypeError
-
-
-class CpuStream(Stream):
-    """A queue of the CPU. ``with s:`` makes it current in this thread."""
-
-    tail: Point | None
-    worker: Worker
-    granted_priority = 0
-    foreign = False  # another library's, under a profile
-    #: Whether the parent of this forked process left work here that never ends now.
-    lost: bool = False
-
-    def __new__(cls, backend: CpuBackend, index: int, stream_id: int, requested_priority: int = 0) -> Self:
-        """Return the stream with this id; only the backend calls it."""
-        # torch has one CPU: its index is -1.
-        self = _compat.stream_from_ids(cls, stream_id, index or -1, backend.torch_type)
-        self.tail = None
-        self.requested_priority = requested_priority
-        self.worker = Worker(f"devstream-cpu-{index}-{stream_id}")
-        return self
-
-    # A signal's handler (Ctrl-C) may raise between any two calls. Whatever is done is inside the try statements,
-    # and can be undone or done again, so the thread never keeps a stream whose block it isn't in.
-
-    def __enter__(self) -> Self:
-        here: CurrentStreams = self._backend.here  # type: ignore[attr-defined]
-        depth = len(here.blocks)
-        try:
-            self._backend.push(self)  # type: ignore[attr-defined]
-            return self
-        except BaseException:
-            here.abandon(depth)
-            raise
-
-    def __exit__(self, *exc_info: object) -> None:
-        depth = -1
-        try:
-            depth = len(self._backend.here.blocks)  # type: ignore[attr-defined]
-            self._backend.pop(self)  # type: ignore[attr-defined]
-        except StreamNotEnteredError:
-            raise
-        except BaseException:
-            here: CurrentStreams = self._backend.here  # type: ignore[attr-defined]
-            if depth in {-1, len(here.blocks)}:
-                here.leave(self)
-            raise
-
-    # torch compares ids, and two backends of the CPU each count their own.
-
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, CpuStream) and other._backend is not self._backend:
-            return False
-        return torch.Stream.__eq__(self, other)
-
-    def __ne__(self, other: object) -> bool:
-        equal = self.__eq__(other)
-        # From torch 2.14 on it leaves what is no stream to Python.
-        return equal if equal is NotImplemented else not equal
-
-    __hash__ = torch.Stream.__hash__
+from devstream.backends._cpu_stream import CpuStream
+from devstream.exceptions import DeviceMismatchError, StreamInUseError, StreamTypeError
 
 
 class CpuEvent:
     """The native event of the CPU: the point of its last record."""
 
-    __slots__ = ("__weakref__", "index", "point")
+    __slots__ = ("__weakref__", "captured", "index", "point")
 
     def __init__(self, index: int | None) -> None:
         self.index = index
         self.point: Point | None = None
+        #: Where its last record is in a captured graph.
+        self.captured: Captured | None = None
 
     def query(self) -> bool:
         """Say whether the last record has happened; True where there was none."""
@@ -155,6 +98,7 @@ class CpuBackend(CpuFacts[CpuStream, CpuEvent]):
         self.here = CurrentStreams(self._threads)
         self._streams: weakref.WeakValueDictionary[tuple[int, int], CpuStream] = weakref.WeakValueDictionary()
         self._defaults: dict[int, CpuStream] = {}
+        self._captures = Captures(self)
         self._native_events: weakref.WeakKeyDictionary[torch.Event, CpuEvent] = weakref.WeakKeyDictionary()
         # By identity: two equal native streams each keep the queue alive.
         self._natives: dict[int, tuple[weakref.ref[torch.Stream], CpuStream]] = {}
@@ -284,15 +228,18 @@ class CpuBackend(CpuFacts[CpuStream, CpuEvent]):
 
     def query_stream(self, stream: CpuStream) -> bool:
         """Say whether nothing of *stream* is outstanding."""
+        self._captures.refuse("query", stream)
         return not stream.lost and (stream.tail is None or stream.tail.happened)
 
     def synchronize_stream(self, stream: CpuStream) -> None:
         """Block until nothing of *stream* is outstanding."""
+        self._captures.refuse("synchronize", stream)
         lost, stream.lost = stream.lost, False
         self._finish([stream.tail], [stream], lost=lost)
 
     def synchronize_device(self, index: int) -> None:
         """Block until nothing of any stream of the device is outstanding."""
+        self._captures.refuse("synchronize", f"cpu:{index}")
         with self._lock:
             # valuerefs() is one step, where a stream may appear or die during a loop over items().
             alive = [stream for ref in self._streams.valuerefs() if (stream := ref()) is not None]
@@ -359,12 +306,16 @@ class CpuBackend(CpuFacts[CpuStream, CpuEvent]):
         if stream.foreign:
             raise refuse_foreign("recording an event on")
         event.index = self.stream_index(stream)
+        if self._captures.record(event, stream):
+            return
         event.point = cpu_timeline.after(queue=stream)
 
     def wait_event(self, stream: CpuStream, event: CpuEvent) -> None:
         """Put the event's present point before whatever *stream* does next."""
         if stream.foreign:
             raise refuse_foreign("waiting for an event on")
+        if self._captures.wait(stream, event):
+            return
         point = event.point
         if point is None or (point.happened and point.error is None):
             return
@@ -376,10 +327,12 @@ class CpuBackend(CpuFacts[CpuStream, CpuEvent]):
 
     def query_event(self, event: CpuEvent) -> bool:
         """Say whether the event has happened."""
+        self._captures.refuse("event.query", event)
         return event.query()
 
     def synchronize_event(self, event: CpuEvent) -> None:
         """Sleep until the event has happened."""
+        self._captures.refuse("event.synchronize", event)
         event.synchronize()
 
     def elapsed_ms(self, start: CpuEvent, end: CpuEvent) -> float:
@@ -396,6 +349,8 @@ class CpuBackend(CpuFacts[CpuStream, CpuEvent]):
         Raises:
             StreamInUseError: another thread has it current, under `devstream.testing.strict`.
         """
+        if self._captures.launch(task, stream):
+            return
         if self.deferred is not None:
             self.deferred(task, stream)
             return
@@ -437,6 +392,14 @@ class CpuBackend(CpuFacts[CpuStream, CpuEvent]):
                 destination.copy_(source)
 
         self.launch(task, stream)
+
+    def capture(self, issue: Callable[[], object], stream: CpuStream, *, pool: object = None) -> CpuGraph:
+        """Record what is launched; memory is the CPU's own in any case. Tensor operations run at once, as ever."""
+        return self._captures.capture(issue, stream)
+
+    def is_capturing(self) -> bool:
+        """Say whether this thread's current stream is being captured."""
+        return self._captures.holds(self.current_stream(None))
 
     def hold(self, stream: CpuStream) -> CpuLatch:
         """Hold what is recorded on *stream* from now on."""

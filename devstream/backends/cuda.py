@@ -108,6 +108,10 @@ class CudaBackend(AcceleratorBackend):
         self._not_while_capturing("event.synchronize", event)
         event.synchronize()
 
+    def is_capturing(self) -> bool:
+        """Ask CUDA about the current stream."""
+        return torch.cuda.is_current_stream_capturing()
+
     def _not_while_capturing(self, operation: str, item: object) -> None:
         if torch.cuda.is_current_stream_capturing():
             raise CaptureError(operation=operation, stream=item)

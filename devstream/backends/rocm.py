@@ -10,6 +10,7 @@ import ctypes
 import os
 import threading
 import warnings
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -67,6 +68,17 @@ class RocmBackend(CudaBackend):
     def capture_reports_errors(self) -> bool:
         """Say whether a refused call really fails during capture: before ROCm 7.14 many pass in silence."""
         return self.rocm_version() >= (7, 14)
+
+    def before_capture(self, streams: Sequence[AcceleratorStream]) -> None:
+        """Make hipBLASLt's handles, one for each thread and stream, since it can't make one in a capture."""
+        for stream in streams:
+
+            def multiply(index: int = stream.device_index) -> None:
+                one = torch.ones(16, 16, device=torch.device("cuda", index))
+                torch.mm(one, one)
+
+            self._run(multiply, stream)
+            self.synchronize_stream(stream)
 
     def priority_range(self, index: int) -> tuple[int, int]:
         """Return (0, -1): HIP has low, normal and high, of which torch exposes the last two."""

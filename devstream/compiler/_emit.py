@@ -4,6 +4,11 @@ What the text calls are the backend's own functions and the regions' code. There
 work is issued by launching it (an accelerator), values are local variables, and the stream is made current around
 each run of its regions. Where the work is done by a thread of the stream (the CPU), values are cells that its jobs
 fill in, since a result is there only when its job is done.
+
+[Note: The form for a graph]
+What is captured starts on one stream and ends there: ``fork`` lets all others wait for its start, ``join`` lets it
+wait for their ends. Results are not returned but handed to ``keep``, which is part of the graph on the CPU, where
+results are there only when it is replayed; and work of the caller's stream is launched as all other.
 """
 
 from __future__ import annotations
@@ -39,6 +44,7 @@ class Plan:
         user_events: how many events are the user's; these come first.
         token: the result that is the call's token.
         numbers: code for sizes among the results.
+        graph: the text is captured into a device graph: [Note: The form for a graph].
         threads: whether work is done by a stream's thread.
     """
 
@@ -50,6 +56,12 @@ class Plan:
     threads: bool
     token: str | None = None
     numbers: Compiled | None = None
+    graph: bool = False
+
+    def made(self) -> tuple[str, ...]:
+        """Return the results that the program makes, each once; the others are given to it."""
+        names = (value for kind, value in self.results if kind == "value" and value not in self.parameters)
+        return tuple(dict.fromkeys(names))
 
 
 def emit(plan: Plan) -> str:
@@ -105,11 +117,18 @@ class _Emitter:
         if self.pooled:
             head.append(f"    {self._tuple([f'e{event}' for event in self.pooled], names=False)} = take(s)")
         head += [f"    o{number} = current(s{number})" for number in self.abroad]
+        if plan.graph:
+            self.lines.append("fork(s)")
         steps = self.program.steps
         for number, step in enumerate(steps):
             following = steps[number + 1 :]
             self._step(number, step, following)
         self._flush()
+        if plan.graph:
+            self.lines.append("join(s)")
+            self._switch(0)
+            self._do(0, [f"keep({self._tuple(plan.made())})"])
+            self._flush()
         if any(line.startswith("switch(") for line in self.lines):
             self.lines += [f"switch(o{number})" for number in self.abroad]
             self.current = -1
@@ -124,6 +143,8 @@ class _Emitter:
 
     def _tail(self) -> list[str]:
         plan, lines = self.plan, []
+        if plan.graph:
+            return ["    return ()"]
         if plan.threads:
             late = {
                 self.program.slot[one.value].stream
@@ -230,6 +251,8 @@ class _Emitter:
     def _free(self, step: Free) -> None:
         names = [self._name(name) for name in step.values]
         if self.plan.threads:
+            if self.plan.graph:  # which finds its inputs there again
+                names = [self._name(name) for name in step.values if name not in self.plan.parameters]
             self._do(step.stream, [f"{name} = None" for name in names])
             return
         names = [name for name in names if name not in self.freed]
@@ -243,12 +266,14 @@ class _Emitter:
 
     def _do(self, stream: int, lines: list[str]) -> None:
         """Let *stream*'s thread do this; the caller's stream is this thread's."""
-        if stream == 0:
+        if not self.plan.threads or (stream == 0 and not self.plan.graph):
             self._flush()
             self.lines += lines
             return
         if self.job and self.job_stream != stream:
             self._flush()
+        if not lines:
+            return
         self.job_stream = stream
         self.job += lines
 

@@ -14,7 +14,7 @@ from devstream.compiler._program import Program
 MissingWaits: TypeAlias = Literal["warn", "error", "ignore"]
 _MISSING_WAITS = ("warn", "error", "ignore")
 _REGIONS = ("inductor", "eager")
-_OURS = ("missing_waits", "regions", "delay_us", "cost", "mode")
+_OURS = ("missing_waits", "regions", "delay_us", "cost", "mode", "graph_sizes", "graph_calls")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,8 @@ class Options:
         cost: how long a node takes, in microseconds, or None where it doesn't know.
         inductor: Inductor's own options, those of the mode among them.
         graphs: the mode asks for device graphs.
+        graph_sizes: for how many sizes of its arguments graphs are captured; more are launched.
+        graph_calls: how many calls of one size, whose backwards are to come, have a graph; more are launched.
         seen: called with each program; for ours, no option of the user's.
     """
 
@@ -38,7 +40,13 @@ class Options:
     cost: Cost = estimate
     inductor: Mapping[str, Any] = field(default_factory=dict)
     graphs: bool = False
+    graph_sizes: int = 16
+    graph_calls: int = 4
     seen: Callable[[Program], None] | None = None
+
+    def beside_streams(self) -> dict[str, Any]:
+        """Return Inductor's options for code with streams, whose graphs are ours."""
+        return {**self.inductor, "triton.cudagraphs": False} if self.graphs else dict(self.inductor)
 
 
 def parse(mode: str | None, options: Mapping[str, Any] | None) -> Options:
@@ -56,6 +64,10 @@ def parse(mode: str | None, options: Mapping[str, Any] | None) -> Options:
         raise ValueError(f"options['delay_us'] is {delay!r}; give a number of microseconds, 0 or more")
     if not callable(given.get("cost", estimate)):
         raise ValueError(f"options['cost'] is {given['cost']!r}; give a function of a node")
+    for name in ("graph_sizes", "graph_calls"):
+        count = given.get(name, 1)
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise ValueError(f"options[{name!r}] is {count!r}; give a whole number, 1 or more")
     ours = {key: given.pop(key) for key in _OURS if key in given}
     theirs = {**inductor.mode_options(mode), **given}
     unknown = sorted(given.keys() - inductor.known_options().keys())

@@ -27,10 +27,12 @@ class CallRecord:
     Attributes:
         streams: by number; 0 is the stream that was current at the call.
         events: for each stream that made saved values, the event behind which they are there.
+        take: the memory of the graphs that the call ran as, None where it was launched.
     """
 
     streams: tuple[Any, ...]
     events: dict[int, Any] = field(default_factory=dict)
+    take: Any = None
 
 
 class _Current(threading.local):
@@ -110,13 +112,14 @@ class Runner:
         self.holds = Holds(backend)
         self._ambient = tuple(torch.device(device).index or 0 for device in ambient)
         self._pool: deque[tuple[Any, ...]] = deque()
-        self._recorders = pooled(plan)
+        self.recorders = pooled(plan)
         self._token = plan.parameters.index(plan.token) if backward and plan.token is not None else None
         self._completions = tuple((one.stream, one.event) for one in plan.program.completions)
         self._given = frozenset(one.event for one in plan.program.given)
-        self._call = self._compiled()
+        self._call = self.function(self.source, {})
 
-    def _compiled(self) -> Callable[..., tuple[Any, ...]]:
+    def function(self, source: str, instead: dict[str, Any]) -> Callable[..., tuple[Any, ...]]:
+        """Return the function that *source* defines; *instead* gives other meanings to names that it calls."""
         backend = self.backend
         names: dict[str, Any] = {
             "record": backend.record_event,
@@ -124,25 +127,26 @@ class Runner:
             "switch": backend.set_stream,
             "launch": self._launch,
             "there": self._there,
-            "fresh": self._fresh,
+            "fresh": self.fresh,
             "take": self._take,
             "give": self._give,
             "hold": self.holds.hold,
             "lend": self._lend,
             "current": lambda stream: backend.current_stream(backend.stream_index(stream)),
-            "user_record": _objects.record,
-            "user_wait": _objects.wait,
+            "user_record": self.user_record,
+            "user_wait": self.user_wait,
             "synchronize": self._synchronize,
             "record_stream": _streams.record_stream,
             "write": _write,
             **{f"f{number}": one.code for number, one in self.plan.code.items()},
+            **instead,
         }
         if self.plan.numbers is not None:
             names["numbers"] = self.plan.numbers.code
         file = f"<devstream program {next(_files)}: {self.plan.program.name}>"
         # So that a traceback through the program shows its lines.
-        linecache.cache[file] = (len(self.source), None, self.source.splitlines(keepends=True), file)
-        exec(compile(self.source, file, "exec"), names)
+        linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+        exec(compile(source, file, "exec"), names)
         call: Callable[..., tuple[Any, ...]] = names["call"]
         return call
 
@@ -189,39 +193,50 @@ class Runner:
         given = record.events if self._given <= record.events.keys() else self._events(record)
         if backend.stream_key(here) == backend.stream_key(home):
             return self._issue(args, self._all(record.streams), (), given, {}, None)
-        return self._elsewhere(args, record, given, home, here)
+        outside = [one for one in args if isinstance(one, torch.Tensor)]
+        results = self.elsewhere(
+            lambda: self._issue(args, self._all(record.streams), (), given, {}, None), home, here, outside
+        )
+        self._lend(results, here)
+        return results
 
     def _events(self, record: CallRecord) -> dict[int, Any]:
         events = dict(record.events)
         for stream in self._given - events.keys():
-            events[stream] = self._fresh(record.streams[stream])
+            events[stream] = self.fresh(record.streams[stream])
             self.backend.record_event(events[stream], record.streams[stream])
         return events
 
-    def _elsewhere(
-        self, args: list[Any], record: CallRecord, given: dict[int, Any], home: Any, here: Any
+    def elsewhere(
+        self, issue: Callable[[], tuple[Any, ...]], home: Any, here: Any, outside: Sequence[Any]
     ) -> tuple[Any, ...]:
-        """Run where the forward ran; the stream that is current gave the tangents and gets the gradients."""
-        backend, outside = self.backend, [one for one in args if isinstance(one, torch.Tensor)]
-        before, after = self._fresh(here), self._fresh(home)
+        """Run where the forward ran; *here* gave the tangents and gets the gradients.
+
+        *outside* is kept until *issue*'s work is done.
+        """
+        backend = self.backend
+        before, after = self.fresh(here), self.fresh(home)
         backend.record_event(before, here)
         previous = backend.current_stream(None)
         backend.set_stream(home)
         try:
             backend.wait_event(home, before)
-            results = self._issue(args, self._all(record.streams), (), given, {}, None)
+            results = issue()
             backend.record_event(after, home)
         finally:
             backend.set_stream(here)
             backend.set_stream(previous)
         backend.wait_event(here, after)
         self.holds.hold((after,), tuple(outside))
-        self._lend(results, here)
         return results
 
     # -- what the text calls -----------------------------------------------------------------------------
 
-    def _fresh(self, stream: Any) -> Any:
+    user_record = staticmethod(_objects.record)
+    user_wait = staticmethod(_objects.wait)
+
+    def fresh(self, stream: Any) -> Any:
+        """Return a new event for *stream* to record."""
         return self.backend.create_event(
             self.backend.stream_index(stream), enable_timing=False, blocking=False, interprocess=False
         )
@@ -230,7 +245,7 @@ class Runner:
         try:
             return self._pool.pop()
         except IndexError:
-            return tuple(self._fresh(streams[recorder]) for recorder in self._recorders)
+            return tuple(self.fresh(streams[recorder]) for recorder in self.recorders)
 
     def _give(self, events: tuple[Any, ...]) -> None:
         # A wait has bound to its record already when the call is issued, where the vendor defines it so.
@@ -265,9 +280,14 @@ class Runner:
             self.backend.synchronize_device(index)
 
 
+def calls_streams() -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Return the streams and the user's events of the call that this thread is in."""
+    return _current.calls[-1]
+
+
 def _write(target: torch.Tensor, source: torch.Tensor) -> None:
     with torch.no_grad():
         target.copy_(source)
 
 
-__all__ = ["CallRecord", "Holds", "Runner", "entered"]
+__all__ = ["CallRecord", "Holds", "Runner", "calls_streams", "entered"]

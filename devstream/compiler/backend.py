@@ -31,6 +31,7 @@ from devstream.compiler._options import Options, parse
 from devstream.compiler._program import Program, Work, WorkKind
 from devstream.compiler._proof import prove
 from devstream.compiler._regions import Compiled, Regions
+from devstream.compiler._replay import Graphs, Limits, Replayed
 from devstream.compiler._resolve import Resolver, backend_of, pattern, resolve
 from devstream.compiler._run import Runner, entered
 from devstream.exceptions import MissingWaitError, MissingWaitWarning, UnsupportedError, warning
@@ -67,13 +68,6 @@ def backend(
     captured = capture(graph_module)
     if not captured.has_streams:
         return inductor.stream_free(graph_module, example_inputs, dict(chosen.inductor))  # type: ignore[no-any-return]
-    if chosen.graphs:
-        raise UnsupportedError(
-            operation="a mode that captures device graphs, over code with streams",
-            backend="devstream's compiler",
-            capability="the capture of a whole program",
-            alternative="compile without that mode",
-        )
     return Function(graph_module, captured, example_inputs, chosen)
 
 
@@ -166,10 +160,12 @@ class _Variant:
             if source.make is None or f"event {number}" in captured.outputs
         )
         self.saved = Saved()
+        limits = Limits(options.graph_sizes, options.graph_calls)
+        self.graphs = Graphs(limits) if options.graphs else None
         # Fakes, since a variant may be compiled in a later call, and no call's tensors may live that long.
         inputs = [node.meta["example_value"] for node in captured.module.graph.nodes if node.op == "placeholder"]
         self.run = inductor.aot(
-            captured.module, inputs, inner=self._inner, joint=_joint.prepare, options=dict(options.inductor)
+            captured.module, inputs, inner=self._inner, joint=_joint.prepare, options=options.beside_streams()
         )
 
     def _record_streams(self) -> list[tuple[int, int]]:
@@ -218,7 +214,7 @@ class _Variant:
 
     # -- one half ----------------------------------------------------------------------------------------
 
-    def _inner(self, module: torch.fx.GraphModule, example_inputs: Sequence[Any], **given: Any) -> Runner:
+    def _inner(self, module: torch.fx.GraphModule, example_inputs: Sequence[Any], **given: Any) -> Runner | Replayed:
         backward, inference = bool(given.get("is_backward")), bool(given.get("is_inference"))
         _joint.assign(module.graph)
         token = _joint.take_token(module.graph)
@@ -258,10 +254,14 @@ class _Variant:
             backward=backward,
             inference=inference,
             static=static,
-            options=dict(self.options.inductor),
+            options=self.options.beside_streams(),
         )
         plan = self._plan(lowered, program, regions, token)
-        return Runner(plan, self.backend, ambient=lowered.ambient, backward=backward)
+        runner = Runner(plan, self.backend, ambient=lowered.ambient, backward=backward)
+        if self.graphs is None:
+            return runner
+        returned = None if facts is None or inference else facts.returns
+        return Replayed(runner, self.graphs, static=static, random=lowered.random, returned=returned)
 
     def _plan(self, lowered: Lowered, program: Program, regions: Regions, token: str | None) -> Plan:
         code: dict[int, Compiled] = {

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from devstream import _compat, _fork, _objects, _registry
-from devstream.backends.cpu import CpuBackend, CpuStream
+from devstream.backends._cpu_stream import CpuStream
+from devstream.backends.cpu import CpuBackend
 from devstream.exceptions import DeviceMismatchError
 from devstream.testing._deferred import Deferred
 

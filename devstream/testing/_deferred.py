@@ -22,7 +22,8 @@ import torch
 from devstream import _observe
 from devstream._compat import collectives, modes
 from devstream._compat.modes import DispatchMode, TorchFunctionMode
-from devstream.backends.cpu import CpuBackend, CpuStream
+from devstream.backends._cpu_stream import CpuStream
+from devstream.backends.cpu import CpuBackend
 from devstream.races.backward import Backward
 from devstream.races.checker import fits
 from devstream.races.collectives import issued_from_python

@@ -1,0 +1,321 @@
+"""One program as a device graph, with the memory that it reads and writes.
+
+[Note: Whose memory a graph's is]
+A graph works on the same memory at each replay. So what a call got from it must be over before it is replayed
+again. The saved values of a call are, when its record is gone, which they share their life with; what the user was
+given is, when nobody refers to its memory but the graph. Each of these goes out as a tensor of its own over the
+graph's memory, and torch counts who refers to that.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any  # Any: arguments and results of every kind, streams and events of every backend
+
+import torch
+
+from devstream._compat import graphs
+from devstream.abc import AnyBackend, DeviceGraph
+from devstream.compiler._emit import Plan, emit
+from devstream.compiler._program import Record, Synchronize, Wait, WorkKind
+from devstream.compiler._run import CallRecord, Runner
+
+
+class Shape:
+    """What a program's text says about its calls, whatever their sizes."""
+
+    def __init__(self, plan: Plan, returned: int | None) -> None:
+        program, parameters = plan.program, plan.parameters
+        self.plan, self.source = plan, emit(plan)
+        place = {name: number for number, name in enumerate(parameters)}
+        self.token = None if plan.token is None else place.get(plan.token)
+        self.written = tuple(
+            place[step.target] for step in program.steps if getattr(step, "kind", None) is WorkKind.WRITE_BACK
+        )
+        made = {name: number for number, name in enumerate(plan.made())}
+        #: Each result: where it comes from, and whether it is saved for the backward.
+        self.results: list[tuple[str, Any, bool]] = []
+        for number, (kind, value) in enumerate(plan.results):
+            saved = returned is not None and number >= returned
+            if kind == "value":
+                kind, value = ("made", made[value]) if value in made else ("given", place[value])
+            self.results.append((kind, value, saved))
+        self.user = tuple(
+            step
+            for step in program.steps
+            if isinstance(step, Record | Wait) and step.op is not None and step.event < plan.user_events
+        )
+        self.synchronizes = any(isinstance(step, Synchronize) for step in program.steps)
+
+    def awaited(self) -> list[Wait]:
+        """Return the user's waits for what was recorded before the call."""
+        recorded: set[int] = set()
+        found = []
+        for step in self.user:
+            if isinstance(step, Record):
+                recorded.add(step.event)
+            elif step.event not in recorded:
+                found.append(step)
+        return found
+
+    def recorded(self) -> list[Record]:
+        """Return the user's last record of each event."""
+        last = {step.event: step for step in self.user if isinstance(step, Record)}
+        return list(last.values())
+
+
+@dataclass(slots=True)
+class Take:
+    """The graphs of one call under way, and their memory: a forward, and a backward of each compilation of it.
+
+    Attributes:
+        key: the sizes that it is for.
+        call: the record of the last call, for as long as its backward may come.
+        done: behind this event the last replay is over, on the stream with that key.
+    """
+
+    key: tuple[Any, ...]
+    pool: object = None
+    forward: Half | None = None
+    backwards: dict[int, Half] = field(default_factory=dict)
+    call: weakref.ref[CallRecord] | None = None
+    done: Any = None
+    stream: Any = None
+
+    def under_way(self) -> bool:
+        """Say whether the backward of the last call may still come."""
+        return self.call is not None and self.call() is not None
+
+
+class Half:
+    """One program, captured.
+
+    Args:
+        shape: the program.
+        arguments: of a call; those in *bound* are read where they lie, all others from memory of the graph's own.
+        copied: numbers of results that the user gets a copy of.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        shape: Shape,
+        arguments: Sequence[Any],
+        *,
+        bound: frozenset[int],
+        lanes: Sequence[Any],
+        pool: object,
+    ) -> None:
+        self.backend, self.shape, self._runner = runner.backend, shape, runner
+        tensors = [
+            number
+            for number, one in enumerate(arguments)
+            if isinstance(one, torch.Tensor) and number != shape.token
+        ]
+        self.bound = [number for number in tensors if number in bound]
+        self.moved = [number for number in tensors if number not in bound]
+        self._addresses: list[int | None] = [
+            arguments[number].data_ptr() if number in self.bound else None for number in range(len(arguments))
+        ]
+        self._made: list[Any] = []
+        self._events: list[Any] = []
+        self._recorded: set[int] = set()
+        self._held: list[Any] = []
+        self._uses: Callable[[], list[int]] | None = None
+        self.inputs: list[Any] = []
+        self._targets: list[torch.Tensor] = []
+        memory = {arguments[number].untyped_storage().data_ptr() for number in self.bound}
+        self.graph = self._capture(arguments, lanes, pool)
+        self._numbers = self._sizes(arguments)
+        self._theirs = memory
+
+    # -- capture -----------------------------------------------------------------------------------------
+
+    def _capture(self, arguments: Sequence[Any], lanes: Sequence[Any], pool: object) -> DeviceGraph[Any]:
+        backend, plan = self.backend, self.shape.plan
+        call = self._runner.function(
+            self.shape.source,
+            {
+                "fork": self._fork,
+                "join": self._join,
+                "keep": self._keep,
+                "take": lambda streams: tuple(map(self._runner.fresh, (streams[n] for n in self._runner.recorders))),
+                "give": lambda events: None,
+                "hold": lambda events, values: self._held.append(values),
+                "lend": lambda values, stream: None,
+                "user_record": self._user_record,
+                "user_wait": self._user_wait,
+            },
+        )
+
+        def issue() -> None:
+            # Here, so that it is memory of the graph's pool.
+            inputs = list(arguments)
+            for number in self.moved:
+                inputs[number] = _like(arguments[number])
+            self.inputs = [inputs[number] if number in self.moved else None for number in range(len(inputs))]
+            self._events = [self._runner.fresh(lanes[0]) for _ in range(plan.user_events)]
+            given = dict.fromkeys((one.event for one in plan.program.given), self._runner.fresh(lanes[0]))
+            for event in given.values():
+                backend.record_event(event, lanes[0])
+            call(inputs, tuple(lanes), range(plan.user_events), given, {}, None)
+
+        graph = backend.capture(issue, lanes[0], pool=pool)
+        self._held.clear()
+        self._targets = [_solid(self.inputs[number]) for number in self.moved]
+        return graph
+
+    def _fork(self, lanes: Sequence[Any]) -> None:
+        event = self._runner.fresh(lanes[0])
+        self.backend.record_event(event, lanes[0])
+        for lane in lanes[1:]:
+            self.backend.wait_event(lane, event)
+
+    def _join(self, lanes: Sequence[Any]) -> None:
+        for lane in lanes[1:]:
+            event = self._runner.fresh(lane)
+            self.backend.record_event(event, lane)
+            self.backend.wait_event(lanes[0], event)
+
+    def _user_record(self, number: int, stream: Any) -> None:
+        self._recorded.add(number)
+        self.backend.record_event(self._events[number], stream)
+
+    def _user_wait(self, stream: Any, number: int) -> None:
+        if number in self._recorded:  # else it was recorded before the call, which waits for it as a whole
+            self.backend.wait_event(stream, self._events[number])
+
+    def _keep(self, values: Sequence[torch.Tensor]) -> None:
+        """Take the results; where the graph's code runs at each replay, put them where they were before."""
+        if not self.shape.plan.threads:
+            self._made = list(values)
+            return
+        if not self._made:
+            self._made = [_like(value) for value in values]
+        for old, new in zip(self._made, values, strict=True):
+            _solid(old).copy_(_solid(new))
+
+    def _sizes(self, arguments: Sequence[Any]) -> dict[str, Any]:
+        code = self.shape.plan.numbers
+        if code is None:
+            return {}
+        given = dict(zip(self.shape.plan.parameters, arguments, strict=True))
+        return dict(zip(code.outputs, code.code([given[name] for name in code.inputs]), strict=True))
+
+    # -- calls -------------------------------------------------------------------------------------------
+
+    def fits(self, arguments: Sequence[Any]) -> bool:
+        """Say whether what is read where it lies lies where it did."""
+        return graphs.same_addresses(arguments, self._addresses, self.bound)
+
+    def elsewhere(self, arguments: Sequence[Any]) -> set[int]:
+        """Return which arguments don't."""
+        return {number for number in self.bound if arguments[number].data_ptr() != self._addresses[number]}
+
+    def held(self, copied: frozenset[int]) -> set[int]:
+        """Return the results that somebody still refers to, of those that went out as the graph's memory."""
+        if self._uses is None:
+            return set()
+        return {
+            number
+            for number, count, rest in zip(self._lent, self._uses(), self._rest, strict=True)
+            if count > rest and number not in copied
+        }
+
+    def replay(self, arguments: Sequence[Any], home: Any) -> None:
+        """Issue it to *home*, on the values of *arguments*."""
+        if self.moved:
+            with torch.no_grad():
+                sources = [_solid(arguments[number]) for number in self.moved]
+                if len(sources) == 1:
+                    self._targets[0].copy_(sources[0], non_blocking=True)
+                else:
+                    torch._foreach_copy_(self._targets, sources, non_blocking=True)
+        self.graph.replay(home)
+        for number in self.shape.written:
+            if self.inputs[number] is None:
+                torch.autograd.graph.increment_version(arguments[number])
+            else:
+                with torch.no_grad():
+                    arguments[number].copy_(self.inputs[number])
+        if self._uses is None:
+            self._count()
+
+    def _count(self) -> None:
+        """Look at who refers to the results now, when nobody was given one."""
+        self._lent = [
+            number
+            for number, (kind, value, saved) in enumerate(self.shape.results)
+            if kind == "made" and not saved
+            if self._made[value].untyped_storage().data_ptr() not in self._theirs
+        ]
+        self._uses = graphs.uses([self._made[self.shape.results[number][1]] for number in self._lent])
+        self._rest = self._uses()
+
+    def bytes_of(self, number: int) -> int:
+        """Return the size of result *number*."""
+        kind, value, _ = self.shape.results[number]
+        return self._made[value].nbytes if kind == "made" else 0
+
+    def results(self, arguments: Sequence[Any], token: Any, copied: frozenset[int]) -> tuple[Any, ...]:
+        """Return what the last replay gave."""
+        return tuple(
+            self._result(number, kind, value, saved, arguments, token, copied)
+            for number, (kind, value, saved) in enumerate(self.shape.results)
+        )
+
+    def _result(  # noqa: PLR0917 - one line of `results`
+        self,
+        number: int,
+        kind: str,
+        value: Any,
+        saved: bool,
+        arguments: Sequence[Any],
+        token: Any,
+        copied: frozenset[int],
+    ) -> Any:
+        if kind == "made":
+            made = self._made[value]
+            if saved:
+                return made
+            return made.clone() if number in copied else made.detach()
+        if kind == "given":
+            own = self.inputs[value]
+            return own if saved and own is not None else arguments[value]
+        if kind == "number":
+            return self._numbers[value]
+        return token if kind == "token" else value
+
+    def static(self) -> set[int]:
+        """Return the addresses that stay what they are at every replay: what a backward may read where it lies."""
+        own = {one.data_ptr() for one in (*self._made, *self.inputs) if isinstance(one, torch.Tensor)}
+        return own | {one for one in self._addresses if one is not None}
+
+
+def _like(value: torch.Tensor) -> torch.Tensor:
+    """Return new memory with the sizes and strides of *value*."""
+    return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=value.device)
+
+
+def _solid(value: torch.Tensor) -> torch.Tensor:
+    """Return *value* without what it repeats, or a copy would write one place twice."""
+    if 0 in value.stride():
+        for dimension, (size, stride) in enumerate(zip(value.size(), value.stride(), strict=True)):
+            if stride == 0 and size > 1:
+                value = value.narrow(dimension, 0, 1)
+    return value
+
+
+def lanes(backend: AnyBackend, index: int, count: int) -> list[Any]:
+    """Return streams to capture on, the same ones each time; one capture at a time uses them."""
+    own = _lanes.setdefault((backend, index), [])
+    while len(own) < count:
+        own.append(backend.create_stream(index))
+    return own[:count]
+
+
+_lanes: dict[tuple[AnyBackend, int], list[Any]] = {}
+
+__all__ = ["Half", "Shape", "Take", "lanes"]
