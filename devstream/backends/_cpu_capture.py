@@ -67,9 +67,7 @@ class _Capture:
 
     def unjoined(self) -> list[_Lane]:
         first = self.lanes[0].seen
-        return [
-            lane for number, lane in enumerate(self.lanes) if first.get(number, 0) < lane.seen.get(number, 0)
-        ]
+        return [lane for number, lane in enumerate(self.lanes) if first.get(number, 0) < lane.seen.get(number, 0)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,9 +148,7 @@ class Captures(threading.local):
     def refuse(self, operation: str, item: object) -> None:
         """Refuse to ask whether *item* is done."""
         if self._now is not None:
-            raise CaptureError(
-                operation=f"{operation} of {item}", stream=self._now.lanes[0].stream, line=_line()
-            )
+            raise CaptureError(operation=f"{operation} of {item}", stream=self._now.lanes[0].stream, line=_line())
 
     def launch(self, task: Callable[[], None], stream: CpuStream) -> bool:
         """Note *task* where *stream* is captured; say whether it is."""

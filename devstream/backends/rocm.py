@@ -10,15 +10,16 @@ import ctypes
 import os
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
 
 from devstream.abc import Capability, Latch
+from devstream.backends._native_graph import AcceleratorGraph
 from devstream.backends.accelerator import AcceleratorStream
 from devstream.backends.cuda import CudaBackend
-from devstream.exceptions import BackendWarning, UnsupportedError, warning
+from devstream.exceptions import BackendWarning, CaptureError, UnsupportedError, warning
 
 #: HIP streams share this many hardware queues a priority. Source: HIP environment variables, GPU_MAX_HW_QUEUES.
 DEFAULT_HARDWARE_QUEUES = 4
@@ -79,6 +80,18 @@ class RocmBackend(CudaBackend):
 
             self._run(multiply, stream)
             self.synchronize_stream(stream)
+
+    def capture(
+        self, issue: Callable[[], object], stream: AcceleratorStream, *, pool: object = None
+    ) -> AcceleratorGraph:
+        """Look whether the capture is still on at its end: HIP before ROCm 7.14 may end one in silence."""
+
+        def checked() -> None:
+            issue()
+            if not self.is_capturing():
+                raise CaptureError(operation="what was issued", stream=stream)
+
+        return super().capture(checked, stream, pool=pool)
 
     def priority_range(self, index: int) -> tuple[int, int]:
         """Return (0, -1): HIP has low, normal and high, of which torch exposes the last two."""

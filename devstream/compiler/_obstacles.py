@@ -12,6 +12,7 @@ def obstacle(program: Program, random: Iterable[str] = ()) -> str | None:
     """Return what keeps *program* from being captured, with the line of it, or None.
 
     Args:
+        program: what would be captured.
         random: names of the nodes that draw random numbers from the device's own generator.
     """
     known = frozenset(random)
@@ -26,7 +27,9 @@ def obstacle(program: Program, random: Iterable[str] = ()) -> str | None:
     pageable = hosts(program)
     for slot in program.slots:
         if slot.device != home and slot.name not in pageable:
-            return f"{_named(program, slot)} is in the memory of {slot.device}, and a graph would read it only once"
+            return (
+                f"{_named(program, slot)} is in the memory of {slot.device}, and a graph would read it only once"
+            )
     return None
 
 

@@ -6,7 +6,9 @@ replayed, as are all later ones. A program that can't be captured is launched fo
 
 from __future__ import annotations
 
+import linecache
 import logging
+import re
 import threading
 import warnings
 import weakref
@@ -16,9 +18,10 @@ from typing import Any  # Any: arguments and results of every kind
 
 import torch
 
-from devstream import _handles
+from devstream import _fork, _handles
 from devstream.abc import Capability
 from devstream.compiler._obstacles import hosts, line_of, obstacle
+from devstream.compiler._program import Program
 from devstream.compiler._run import CallRecord, Runner, calls_streams
 from devstream.compiler._take import Half, Shape, Take, lanes
 from devstream.exceptions import DevstreamError, GraphCaptureWarning, warning
@@ -30,6 +33,7 @@ SMALL_BYTES = 4096
 
 #: One capture at a time: they share their streams.
 _capturing = threading.RLock()
+_fork.renew(globals(), "_capturing")
 
 
 @dataclass(slots=True)
@@ -87,7 +91,11 @@ class Replayed:
         self.name = plan.program.name
         self.shape = Shape(plan, returned)
         self._static = frozenset(number for number, name in enumerate(plan.parameters) if name in static)
-        self._hosts = [(number, name) for number, name in enumerate(plan.parameters) if name in hosts(plan.program)]
+        self._hosts = [
+            (number, name) for number, name in enumerate(plan.parameters) if name in hosts(plan.program)
+        ]
+        #: Arguments that are no tensors: sizes, mostly.
+        self._plain: list[int] | None = None
         #: Arguments that move from call to call, and how often each one did.
         self._moves: dict[int, int] = {}
         self._warm: dict[tuple[Any, ...], list[int | None]] = {}
@@ -114,7 +122,9 @@ class Replayed:
 
     def _forward(self, args: list[Any]) -> tuple[Any, ...]:
         streams, events = calls_streams()
-        key = (*(one for one in args if type(one) is int), torch.is_inference_mode_enabled())
+        if self._plain is None:
+            self._plain = [number for number, one in enumerate(args) if not isinstance(one, torch.Tensor)]
+        key = (torch.is_inference_mode_enabled(), *[args[number] for number in self._plain])
         if key not in self._warm:
             if len(self._warm) >= self.graphs.limits.sizes:
                 self.graphs.tell(self.name, f"graphs for {len(self._warm)} sizes are there, and this is another")
@@ -152,7 +162,7 @@ class Replayed:
         for number, name in self._hosts:
             if not args[number].is_pinned():
                 return f"{name} is copied from pageable memory ({line_of(self.shape.plan.program, name)})"
-        for step in self.shape.recorded():
+        for step in self.shape.recorded.values():
             event = events[step.event]
             if getattr(event, "_timing", False) or getattr(event, "enable_timing", False):
                 return f"an event that keeps time is recorded in it ({step.line})"
@@ -177,12 +187,18 @@ class Replayed:
                 return take
             else:
                 takes.remove(take)
-                for number in take.forward.elsewhere(args):
-                    self._moves[number] = self._moves.get(number, 0) + 1
+                self._note_moves(take.forward, args)
         if waiting >= self.graphs.limits.calls:
             self.graphs.tell(self.name, f"{waiting} calls are under way or have their gradients kept")
             return None
-        return Take(key)
+        return Take()
+
+    def _note_moves(self, half: Half, args: Sequence[Any]) -> None:
+        moved = half.elsewhere(args)
+        if moved - self._static:  # of all that lay still by chance, one more would move each time
+            moved |= set(half.bound) - self._static
+        for number in moved:
+            self._moves[number] = self._moves.get(number, 0) + 1
 
     def _bound(self, args: Sequence[Any], warm: Sequence[int | None]) -> frozenset[int]:
         """Return the arguments to read where they lie: what stays there, or did so from the first call to this."""
@@ -203,11 +219,9 @@ class Replayed:
         assert self.shape.token is not None
         record: CallRecord = _handles.owner_of(args[self.shape.token])
         take = record.take
-        if take is None:
-            self._warm.setdefault((), [])
-            return self.runner(args)
-        if () not in self._warm:
-            self._warm[()] = []
+        key = tuple(one for one in args if not isinstance(one, torch.Tensor))
+        if take is None or key not in self._warm:
+            self._warm.setdefault(key, [])
             return self.runner(args)
         half = take.backwards.get(id(self))
         if half is not None and (not half.fits(args) or half.held(frozenset())):
@@ -226,7 +240,7 @@ class Replayed:
             return final.results(args, None, frozenset())
 
         if backend.stream_key(here) == backend.stream_key(home):
-            results = issue()
+            results: tuple[Any, ...] = issue()
         else:
             outside = [one for one in args if isinstance(one, torch.Tensor)]
             results = self.runner.elsewhere(issue, home, here, outside)
@@ -255,7 +269,8 @@ class Replayed:
                 half = Half(self.runner, self.shape, args, bound=bound, lanes=own, pool=take.pool)
             except (RuntimeError, DevstreamError) as error:
                 text = str(error).splitlines()[0] if str(error) else type(error).__name__
-                self._obstacle = f"its capture failed: {text}"
+                line = _line_of(error, self.shape.plan.program)
+                self._obstacle = f"its capture failed{line}: {text}"
                 log.info("capture failed", exc_info=True)
                 self.graphs.tell(self.name, self._obstacle)
                 return None
@@ -270,24 +285,40 @@ class Replayed:
         key = backend.stream_key(home)
         if take.done is not None and take.stream != key:
             backend.wait_event(home, take.done)
-        for stream in streams[1:]:
-            event = self.runner.fresh(stream)
+        if not take.events or not backend.rerecord_overwrites:
+            take.events = [self.runner.fresh(stream) for stream in streams]
+        for stream, event in zip(streams[1:], take.events[1:], strict=True):
             backend.record_event(event, stream)
             backend.wait_event(home, event)
-        for step in self.shape.awaited():
+        for step in self.shape.awaited:
             self.runner.user_wait(home, events[step.event])
         half.replay(args, home)
-        take.done, take.stream = self.runner.fresh(home), key
+        take.done, take.stream = take.events[0], key
         backend.record_event(take.done, home)
         for stream in streams[1:]:
             backend.wait_event(stream, take.done)
-        for step in self.shape.recorded():
-            self.runner.user_record(events[step.event], streams[step.stream])
+        for last in self.shape.recorded.values():
+            self.runner.user_record(events[last.event], streams[last.stream])
         if half is take.forward and not self._copied:
             self._copied = frozenset(
-                number for number, (kind, _, saved) in enumerate(self.shape.results)
+                number
+                for number, (kind, _, saved) in enumerate(self.shape.results)
                 if kind == "made" and not saved and half.bytes_of(number) <= SMALL_BYTES
             )
+
+
+def _line_of(error: BaseException, program: Program) -> str:
+    """Return the line of the step that raised *error*, in brackets."""
+    trace = error.__traceback__
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        if file.startswith("<devstream program"):
+            step = re.search(r"\bf(\d+)\(", linecache.getline(file, trace.tb_lineno))
+            if step is not None:
+                line = getattr(program.steps[int(step[1])], "line", "")
+                return f" ({line})" if line else ""
+        trace = trace.tb_next
+    return ""
 
 
 __all__ = ["SMALL_BYTES", "Graphs", "Limits", "Replayed"]

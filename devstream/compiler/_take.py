@@ -19,7 +19,7 @@ import torch
 from devstream._compat import graphs
 from devstream.abc import AnyBackend, DeviceGraph
 from devstream.compiler._emit import Plan, emit
-from devstream.compiler._program import Record, Synchronize, Wait, WorkKind
+from devstream.compiler._program import Record, Wait, Work, WorkKind
 from devstream.compiler._run import CallRecord, Runner
 
 
@@ -32,38 +32,30 @@ class Shape:
         place = {name: number for number, name in enumerate(parameters)}
         self.token = None if plan.token is None else place.get(plan.token)
         self.written = tuple(
-            place[step.target] for step in program.steps if getattr(step, "kind", None) is WorkKind.WRITE_BACK
+            place[step.target]
+            for step in program.steps
+            if isinstance(step, Work) and step.kind is WorkKind.WRITE_BACK
         )
         made = {name: number for number, name in enumerate(plan.made())}
         #: Each result: where it comes from, and whether it is saved for the backward.
         self.results: list[tuple[str, Any, bool]] = []
         for number, (kind, value) in enumerate(plan.results):
             saved = returned is not None and number >= returned
-            if kind == "value":
-                kind, value = ("made", made[value]) if value in made else ("given", place[value])
-            self.results.append((kind, value, saved))
-        self.user = tuple(
-            step
-            for step in program.steps
-            if isinstance(step, Record | Wait) and step.op is not None and step.event < plan.user_events
-        )
-        self.synchronizes = any(isinstance(step, Synchronize) for step in program.steps)
-
-    def awaited(self) -> list[Wait]:
-        """Return the user's waits for what was recorded before the call."""
-        recorded: set[int] = set()
-        found = []
-        for step in self.user:
-            if isinstance(step, Record):
-                recorded.add(step.event)
-            elif step.event not in recorded:
-                found.append(step)
-        return found
-
-    def recorded(self) -> list[Record]:
-        """Return the user's last record of each event."""
-        last = {step.event: step for step in self.user if isinstance(step, Record)}
-        return list(last.values())
+            if kind != "value":
+                self.results.append((kind, value, saved))
+            elif value in made:
+                self.results.append(("made", made[value], saved))
+            else:
+                self.results.append(("given", place[value], saved))
+        #: The user's last record of each event, and his waits for what was recorded before the call.
+        self.recorded: dict[int, Record] = {}
+        self.awaited: list[Wait] = []
+        for step in program.steps:
+            if isinstance(step, Record | Wait) and step.op is not None and step.event < plan.user_events:
+                if isinstance(step, Record):
+                    self.recorded[step.event] = step
+                elif step.event not in self.recorded:
+                    self.awaited.append(step)
 
 
 @dataclass(slots=True)
@@ -71,18 +63,18 @@ class Take:
     """The graphs of one call under way, and their memory: a forward, and a backward of each compilation of it.
 
     Attributes:
-        key: the sizes that it is for.
         call: the record of the last call, for as long as its backward may come.
         done: behind this event the last replay is over, on the stream with that key.
+        events: what the other streams record before a replay.
     """
 
-    key: tuple[Any, ...]
     pool: object = None
     forward: Half | None = None
     backwards: dict[int, Half] = field(default_factory=dict)
     call: weakref.ref[CallRecord] | None = None
     done: Any = None
     stream: Any = None
+    events: list[Any] = field(default_factory=list)
 
     def under_way(self) -> bool:
         """Say whether the backward of the last call may still come."""
@@ -95,7 +87,6 @@ class Half:
     Args:
         shape: the program.
         arguments: of a call; those in *bound* are read where they lie, all others from memory of the graph's own.
-        copied: numbers of results that the user gets a copy of.
     """
 
     def __init__(
@@ -116,6 +107,8 @@ class Half:
         ]
         self.bound = [number for number in tensors if number in bound]
         self.moved = [number for number in tensors if number not in bound]
+        self._plain = [number for number, one in enumerate(arguments) if not isinstance(one, torch.Tensor)]
+        self._values = [arguments[number] for number in self._plain]
         self._addresses: list[int | None] = [
             arguments[number].data_ptr() if number in self.bound else None for number in range(len(arguments))
         ]
@@ -130,6 +123,7 @@ class Half:
         self.graph = self._capture(arguments, lanes, pool)
         self._numbers = self._sizes(arguments)
         self._theirs = memory
+        self._results = [self._constant(*one) for one in shape.results]
 
     # -- capture -----------------------------------------------------------------------------------------
 
@@ -141,7 +135,9 @@ class Half:
                 "fork": self._fork,
                 "join": self._join,
                 "keep": self._keep,
-                "take": lambda streams: tuple(map(self._runner.fresh, (streams[n] for n in self._runner.recorders))),
+                "take": lambda streams: tuple(
+                    map(self._runner.fresh, (streams[n] for n in self._runner.recorders))
+                ),
                 "give": lambda events: None,
                 "hold": lambda events, values: self._held.append(values),
                 "lend": lambda values, stream: None,
@@ -153,6 +149,8 @@ class Half:
         def issue() -> None:
             # Here, so that it is memory of the graph's pool.
             inputs = list(arguments)
+            if self.shape.token is not None:
+                inputs[self.shape.token] = None  # it is this one call's, and a graph may not keep it alive
             for number in self.moved:
                 inputs[number] = _like(arguments[number])
             self.inputs = [inputs[number] if number in self.moved else None for number in range(len(inputs))]
@@ -207,7 +205,9 @@ class Half:
     # -- calls -------------------------------------------------------------------------------------------
 
     def fits(self, arguments: Sequence[Any]) -> bool:
-        """Say whether what is read where it lies lies where it did."""
+        """Say whether the numbers are those of the capture, and what is read where it lies lies where it did."""
+        if [arguments[number] for number in self._plain] != self._values:
+            return False
         return graphs.same_addresses(arguments, self._addresses, self.bound)
 
     def elsewhere(self, arguments: Sequence[Any]) -> set[int]:
@@ -259,34 +259,28 @@ class Half:
         kind, value, _ = self.shape.results[number]
         return self._made[value].nbytes if kind == "made" else 0
 
-    def results(self, arguments: Sequence[Any], token: Any, copied: frozenset[int]) -> tuple[Any, ...]:
-        """Return what the last replay gave."""
-        return tuple(
-            self._result(number, kind, value, saved, arguments, token, copied)
-            for number, (kind, value, saved) in enumerate(self.shape.results)
-        )
-
-    def _result(  # noqa: PLR0917 - one line of `results`
-        self,
-        number: int,
-        kind: str,
-        value: Any,
-        saved: bool,
-        arguments: Sequence[Any],
-        token: Any,
-        copied: frozenset[int],
-    ) -> Any:
-        if kind == "made":
-            made = self._made[value]
-            if saved:
-                return made
-            return made.clone() if number in copied else made.detach()
-        if kind == "given":
-            own = self.inputs[value]
-            return own if saved and own is not None else arguments[value]
+    def _constant(self, kind: str, value: Any, saved: bool) -> Any:
+        """Return a result that is the same at each replay; None in place of the others."""
+        if kind == "given" and saved:
+            return self.inputs[value]
         if kind == "number":
             return self._numbers[value]
-        return token if kind == "token" else value
+        return value if kind == "constant" else None
+
+    def results(self, arguments: Sequence[Any], token: Any, copied: frozenset[int]) -> tuple[Any, ...]:
+        """Return what the last replay gave; a copy of those in *copied*."""
+        found = list(self._results)
+        for number, (kind, value, saved) in enumerate(self.shape.results):
+            if kind == "made":
+                if saved:
+                    found[number] = self._made[value]
+                else:
+                    found[number] = self._made[value].clone() if number in copied else self._made[value].detach()
+            elif kind == "given" and found[number] is None:
+                found[number] = arguments[value]
+            elif kind == "token":
+                found[number] = token
+        return tuple(found)
 
     def static(self) -> set[int]:
         """Return the addresses that stay what they are at every replay: what a backward may read where it lies."""

@@ -214,7 +214,9 @@ class _Variant:
 
     # -- one half ----------------------------------------------------------------------------------------
 
-    def _inner(self, module: torch.fx.GraphModule, example_inputs: Sequence[Any], **given: Any) -> Runner | Replayed:
+    def _inner(
+        self, module: torch.fx.GraphModule, example_inputs: Sequence[Any], **given: Any
+    ) -> Runner | Replayed:
         backward, inference = bool(given.get("is_backward")), bool(given.get("is_inference"))
         _joint.assign(module.graph)
         token = _joint.take_token(module.graph)
