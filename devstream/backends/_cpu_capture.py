@@ -81,9 +81,8 @@ class Captured:
 class CpuGraph:
     """Captured work of the CPU's streams."""
 
-    pool: object = None
-
-    def __init__(self, backend: CpuBackend, capture: _Capture) -> None:
+    def __init__(self, backend: CpuBackend, capture: _Capture, pool: object) -> None:
+        self.pool = object() if pool is None else pool
         self._backend, self._steps = backend, tuple(capture.steps)
         self._streams = [lane.stream for lane in capture.lanes]
         self._events = len(capture.records)
@@ -114,7 +113,7 @@ class Captures(threading.local):
         self._backend = backend
         self._now: _Capture | None = None
 
-    def capture(self, issue: Callable[[], object], stream: CpuStream) -> CpuGraph:
+    def capture(self, issue: Callable[[], object], stream: CpuStream, pool: object) -> CpuGraph:
         """Return what *issue* launches on *stream*, and on those that it brings in, as a graph."""
         self.refuse("capture", stream)
         if stream.stream_id == 0:
@@ -139,7 +138,7 @@ class Captures(threading.local):
                 stream=stream,
                 advice="let the captured stream wait for each of them at the end",
             )
-        return CpuGraph(self._backend, capture)
+        return CpuGraph(self._backend, capture, pool)
 
     def holds(self, stream: CpuStream) -> bool:
         """Say whether *stream* is in this thread's capture."""

@@ -395,7 +395,7 @@ class CpuBackend(CpuFacts[CpuStream, CpuEvent]):
 
     def capture(self, issue: Callable[[], object], stream: CpuStream, *, pool: object = None) -> CpuGraph:
         """Record what is launched; memory is the CPU's own in any case. Tensor operations run at once, as ever."""
-        return self._captures.capture(issue, stream)
+        return self._captures.capture(issue, stream, pool)
 
     def is_capturing(self) -> bool:
         """Say whether this thread's current stream is being captured."""

@@ -14,7 +14,7 @@ import warnings
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any  # Any: arguments and results of every kind
+from typing import Any, TypeAlias  # Any: arguments and results of every kind
 
 import torch
 
@@ -56,6 +56,8 @@ class Graphs:
     """What the forward and the backward of one compiled function share."""
 
     limits: Limits
+    #: Gradients were still in use when the next forward came.
+    apart: bool = False
     told: set[str] = field(default_factory=set)
 
     def tell(self, what: str, reason: str) -> None:
@@ -98,7 +100,8 @@ class Replayed:
         self._plain: list[int] | None = None
         #: Arguments that move from call to call, and how often each one did.
         self._moves: dict[int, int] = {}
-        self._warm: dict[tuple[Any, ...], list[int | None]] = {}
+        #: By size: the memory of the first call's arguments, for as long as it is that.
+        self._warm: dict[tuple[Any, ...], list[_Place]] = {}
         self._takes: dict[tuple[Any, ...], list[Take]] = {}
         self._copied: frozenset[int] = frozenset()
         self._lock = threading.RLock()
@@ -129,7 +132,7 @@ class Replayed:
             if len(self._warm) >= self.graphs.limits.sizes:
                 self.graphs.tell(self.name, f"graphs for {len(self._warm)} sizes are there, and this is another")
             else:
-                self._warm[key] = self._addresses(args)
+                self._warm[key] = [_place(one) for one in args]
             return self.runner(args)
         reason = self._not_now(args, events)
         if reason is not None:
@@ -154,9 +157,6 @@ class Replayed:
         args.clear()
         return results
 
-    def _addresses(self, args: Sequence[Any]) -> list[int | None]:
-        return [one.data_ptr() if isinstance(one, torch.Tensor) else None for one in args]
-
     def _not_now(self, args: Sequence[Any], events: Sequence[Any]) -> str | None:
         """Return what keeps this call from being a replay."""
         for number, name in self._hosts:
@@ -177,21 +177,24 @@ class Replayed:
             if take.under_way():
                 waiting += 1
                 continue
-            held = take.forward.held(self._copied)
-            if held:
+            held = take.forward.held()
+            if held - self._copied:
                 self._copied |= held  # from now on: whoever keeps one call's will keep the next one's
                 return None
-            if any(half.held(frozenset()) for half in take.backwards.values()):
-                waiting += 1  # gradients that are still being added up
+            if held:
+                waiting += 1
+            elif take.overlaps():
+                self.graphs.apart = True
+                takes.remove(take)
             elif take.forward.fits(args):
                 return take
             else:
                 takes.remove(take)
                 self._note_moves(take.forward, args)
         if waiting >= self.graphs.limits.calls:
-            self.graphs.tell(self.name, f"{waiting} calls are under way or have their gradients kept")
+            self.graphs.tell(self.name, f"{waiting} calls are under way or have their results kept")
             return None
-        return Take()
+        return Take(self.graphs.apart)
 
     def _note_moves(self, half: Half, args: Sequence[Any]) -> None:
         moved = half.elsewhere(args)
@@ -200,7 +203,7 @@ class Replayed:
         for number in moved:
             self._moves[number] = self._moves.get(number, 0) + 1
 
-    def _bound(self, args: Sequence[Any], warm: Sequence[int | None]) -> frozenset[int]:
+    def _bound(self, args: Sequence[Any], warm: Sequence[_Place]) -> frozenset[int]:
         """Return the arguments to read where they lie: what stays there, or did so from the first call to this."""
         limit = self.graphs.limits.rebinds
         pinned = {number for number, _ in self._hosts}
@@ -210,7 +213,7 @@ class Replayed:
             if isinstance(one, torch.Tensor)
             if number in pinned
             or (number in self._static and self._moves.get(number, 0) <= limit)
-            or (number not in self._moves and one.data_ptr() == warm[number])
+            or (number not in self._moves and _lies_at(one, warm[number]))
         )
 
     # -- backward ----------------------------------------------------------------------------------------
@@ -218,19 +221,18 @@ class Replayed:
     def _backward(self, args: list[Any]) -> tuple[Any, ...]:
         assert self.shape.token is not None
         record: CallRecord = _handles.owner_of(args[self.shape.token])
-        take = record.take
+        take: Take | None = record.take
         key = tuple(one for one in args if not isinstance(one, torch.Tensor))
         if take is None or key not in self._warm:
             self._warm.setdefault(key, [])
             return self.runner(args)
-        half = take.backwards.get(id(self))
-        if half is not None and (not half.fits(args) or half.held(frozenset())):
-            return self.runner(args)  # other saved values, through hooks, or the last gradients are in use
-        if half is None:
+        halves = take.backwards.setdefault(id(self), [])
+        half = next((one for one in halves if one.fits(args) and not one.held()), None)
+        if half is None and len(halves) < self.graphs.limits.calls:
             half = self._captured(take, args, self._saved(take, args))
-            if half is None:
-                return self.runner(args)
-            take.backwards[id(self)] = half
+            halves += [half] if half is not None else []
+        if half is None:
+            return self.runner(args)
         backend, home = self.backend, record.streams[0]
         here = backend.current_stream(backend.stream_index(home))
         final = half
@@ -239,8 +241,9 @@ class Replayed:
             self._issue(take, final, args, record.streams, ())
             return final.results(args, None, frozenset())
 
+        results: tuple[Any, ...]
         if backend.stream_key(here) == backend.stream_key(home):
-            results: tuple[Any, ...] = issue()
+            results = issue()
         else:
             outside = [one for one in args if isinstance(one, torch.Tensor)]
             results = self.runner.elsewhere(issue, home, here, outside)
@@ -262,11 +265,14 @@ class Replayed:
         """Capture the program for *take*; None where it can't be."""
         backend = self.backend
         index = backend.current_index()
+        # The second of two backwards doesn't: what the first one gave is still in use.
+        shares = take.forward is not None and not take.apart and not take.backwards[id(self)]
+        pool = take.forward.graph.pool if take.forward is not None and shares else None
         with _capturing:
             own = lanes(backend, index, len(self.shape.plan.program.streams))
             try:
                 backend.before_capture(own)
-                half = Half(self.runner, self.shape, args, bound=bound, lanes=own, pool=take.pool)
+                half = Half(self.runner, self.shape, args, bound=bound, lanes=own, pool=pool)
             except (RuntimeError, DevstreamError) as error:
                 text = str(error).splitlines()[0] if str(error) else type(error).__name__
                 line = _line_of(error, self.shape.plan.program)
@@ -274,7 +280,6 @@ class Replayed:
                 log.info("capture failed", exc_info=True)
                 self.graphs.tell(self.name, self._obstacle)
                 return None
-        take.pool = half.graph.pool
         return half
 
     def _issue(
@@ -305,6 +310,19 @@ class Replayed:
                 for number, (kind, _, saved) in enumerate(self.shape.results)
                 if kind == "made" and not saved and half.bytes_of(number) <= SMALL_BYTES
             )
+
+
+#: A tensor's memory, which it doesn't keep, and its address.
+_Place: TypeAlias = tuple[weakref.ref[torch.UntypedStorage], int] | None
+
+
+def _place(value: Any) -> _Place:
+    return (weakref.ref(value.untyped_storage()), value.data_ptr()) if isinstance(value, torch.Tensor) else None
+
+
+def _lies_at(value: torch.Tensor, place: _Place) -> bool:
+    """Say whether it is the same memory as before; another one may have come to the same address."""
+    return place is not None and place[0]() is value.untyped_storage() and place[1] == value.data_ptr()
 
 
 def _line_of(error: BaseException, program: Program) -> str:

@@ -153,7 +153,17 @@ class Runner:
     # -- calls -------------------------------------------------------------------------------------------
 
     def __call__(self, args: list[Any]) -> tuple[Any, ...]:
-        """Issue the program; *args* is emptied."""
+        """Issue the program; *args* is emptied.
+
+        Raises:
+            CaptureError: the user captures, on a device whose operations run at once.
+        """
+        if self.backend.works_in_threads and self.backend.is_capturing():
+            raise CaptureError(
+                operation="calling a compiled function",
+                stream=self.backend.current_stream(None),
+                advice='compile it with mode="reduce-overhead", which captures it, or capture on an accelerator',
+            )
         if self.holds:
             self.holds.sweep()
         if self.backward:

@@ -60,17 +60,19 @@ class Shape:
 
 @dataclass(slots=True)
 class Take:
-    """The graphs of one call under way, and their memory: a forward, and a backward of each compilation of it.
+    """The graphs of one call under way, and their memory: a forward, and backwards of each compilation of it.
 
     Attributes:
+        apart: backwards have pools of their own, so that gradients may outlive the next forward.
+        backwards: by compilation; several where gradients are still in use when the next ones come.
         call: the record of the last call, for as long as its backward may come.
         done: behind this event the last replay is over, on the stream with that key.
         events: what the other streams record before a replay.
     """
 
-    pool: object = None
+    apart: bool
     forward: Half | None = None
-    backwards: dict[int, Half] = field(default_factory=dict)
+    backwards: dict[int, list[Half]] = field(default_factory=dict)
     call: weakref.ref[CallRecord] | None = None
     done: Any = None
     stream: Any = None
@@ -80,6 +82,10 @@ class Take:
         """Say whether the backward of the last call may still come."""
         return self.call is not None and self.call() is not None
 
+    def overlaps(self) -> bool:
+        """Say whether gradients are in use that lie where the forward works."""
+        return any(half.shares and half.held() for halves in self.backwards.values() for half in halves)
+
 
 class Half:
     """One program, captured.
@@ -87,6 +93,7 @@ class Half:
     Args:
         shape: the program.
         arguments: of a call; those in *bound* are read where they lie, all others from memory of the graph's own.
+        pool: whose memory to use again, None for a pool of its own.
     """
 
     def __init__(
@@ -100,6 +107,7 @@ class Half:
         pool: object,
     ) -> None:
         self.backend, self.shape, self._runner = runner.backend, shape, runner
+        self.shares = pool is not None
         tensors = [
             number
             for number, one in enumerate(arguments)
@@ -116,7 +124,10 @@ class Half:
         self._events: list[Any] = []
         self._recorded: set[int] = set()
         self._held: list[Any] = []
-        self._uses: Callable[[], list[int]] | None = None
+        self._uses: Callable[[], list[int]] = list
+        self._counted = False
+        #: Results that went out as the graph's memory, until nobody refers to them.
+        self._out: set[int] = set()
         self.inputs: list[Any] = []
         self._targets: list[torch.Tensor] = []
         memory = {arguments[number].untyped_storage().data_ptr() for number in self.bound}
@@ -214,15 +225,13 @@ class Half:
         """Return which arguments don't."""
         return {number for number in self.bound if arguments[number].data_ptr() != self._addresses[number]}
 
-    def held(self, copied: frozenset[int]) -> set[int]:
-        """Return the results that somebody still refers to, of those that went out as the graph's memory."""
-        if self._uses is None:
+    def held(self) -> set[int]:
+        """Return the results that went out as the graph's memory and that somebody still refers to."""
+        if not self._out:
             return set()
-        return {
-            number
-            for number, count, rest in zip(self._lent, self._uses(), self._rest, strict=True)
-            if count > rest and number not in copied
-        }
+        now = zip(self._lent, self._uses(), self._rest, strict=True)
+        self._out &= {number for number, count, rest in now if count > rest}
+        return set(self._out)
 
     def replay(self, arguments: Sequence[Any], home: Any) -> None:
         """Issue it to *home*, on the values of *arguments*."""
@@ -240,7 +249,7 @@ class Half:
             else:
                 with torch.no_grad():
                     arguments[number].copy_(self.inputs[number])
-        if self._uses is None:
+        if not self._counted:
             self._count()
 
     def _count(self) -> None:
@@ -252,7 +261,7 @@ class Half:
             if self._made[value].untyped_storage().data_ptr() not in self._theirs
         ]
         self._uses = graphs.uses([self._made[self.shape.results[number][1]] for number in self._lent])
-        self._rest = self._uses()
+        self._rest, self._counted = self._uses(), True
 
     def bytes_of(self, number: int) -> int:
         """Return the size of result *number*."""
@@ -272,14 +281,15 @@ class Half:
         found = list(self._results)
         for number, (kind, value, saved) in enumerate(self.shape.results):
             if kind == "made":
-                if saved:
-                    found[number] = self._made[value]
-                else:
-                    found[number] = self._made[value].clone() if number in copied else self._made[value].detach()
+                made = self._made[value]
+                if not saved:
+                    made = made.clone() if number in copied else made.detach()
+                found[number] = made
             elif kind == "given" and found[number] is None:
                 found[number] = arguments[value]
             elif kind == "token":
                 found[number] = token
+        self._out.update(number for number in self._lent if number not in copied)
         return tuple(found)
 
     def static(self) -> set[int]:
