@@ -10,6 +10,7 @@ import pytest
 from devstream import _registry
 from devstream.abc import Capability
 from devstream.backends.cpu import CpuBackend, CpuEvent
+from devstream.exceptions import CaptureError
 from devstream.testing.conformance import BackendConformance, laws, trial
 
 #: Broken backends make the kit wait for what never happens; a backend that keeps the laws takes milliseconds.
@@ -328,6 +329,48 @@ class NeverReleased:
         pass
 
 
+class CaptureRunsAtOnce(CpuBackend):
+    """What is captured runs, and never again."""
+
+    def capture(self, issue, stream, *, pool=None):
+        self._run(issue, stream)
+        return super().capture(lambda: None, stream)
+
+
+class CaptureForgetsForks(CpuBackend):
+    """Only the first stream is captured; what others get in the capture runs."""
+
+    def wait_event(self, stream, event):
+        if (event.captured is not None) == self._captures.holds(stream):
+            super().wait_event(stream, event)
+
+
+class ReplayOvertakes(CpuBackend):
+    """A replay goes to a stream of its own."""
+
+    def capture(self, issue, stream, *, pool=None):
+        graph = super().capture(issue, stream)
+        graph.replay = lambda _: type(graph).replay(graph, self.create_stream(0))
+        return graph
+
+
+class OpenForksPass(CpuBackend):
+    """A stream that is not joined is nobody's fault."""
+
+    def capture(self, issue, stream, *, pool=None):
+        try:
+            return super().capture(issue, stream)
+        except CaptureError:
+            return super().capture(lambda: None, stream)
+
+
+class AnswersInACapture(CpuBackend):
+    """A question is answered, which ends a capture elsewhere."""
+
+    def query_stream(self, stream):
+        return True
+
+
 #: Broken backend -> a law that it breaks, and what the failure must name.
 BROKEN = [
     (EmptyEvent, "test_event_synchronize_blocks_until_the_record_has_happened", "Event.synchronize"),
@@ -377,6 +420,15 @@ BROKEN = [
     (LateCopy, "test_a_copy_is_done_when_an_event_after_it_has_happened", "Event.synchronize"),
     (LateCopy, "test_a_copy_is_waited_for_by_another_stream", "copy"),
     (CopyLeavesItsStreamCurrent, "test_a_copy_leaves_the_current_stream_alone", "Backend.copy"),
+    (
+        CaptureRunsAtOnce,
+        "test_a_capture_runs_nothing_and_each_replay_runs_it_on_the_values_of_then",
+        "a replay must read",
+    ),
+    (CaptureForgetsForks, "test_a_capture_takes_in_the_streams_that_wait_for_it", "the order between the streams"),
+    (ReplayOvertakes, "test_a_replay_is_in_its_streams_order", "a replay must come behind"),
+    (OpenForksPass, "test_a_stream_that_is_not_joined_is_named", "not joined"),
+    (AnswersInACapture, "test_a_question_in_a_capture_is_refused_and_the_capture_goes_on", "must be refused"),
     (LatchHoldsNothing, "test_a_released_latch_lets_everything_go_on", "latch"),
     (LatchIsNeverReleased, "test_a_released_latch_lets_everything_go_on", "Latch.release"),
 ]

@@ -27,6 +27,7 @@ from devstream.abc import AnyBackend, Backend
 from devstream.testing.conformance._current import CurrentDeviceLaws, CurrentStreamLaws
 from devstream.testing.conformance._devices import DeviceLaws
 from devstream.testing.conformance._events import HostLaws, TimingLaws
+from devstream.testing.conformance._graphs import GraphLaws
 from devstream.testing.conformance._identity import IdentityLaws
 from devstream.testing.conformance._memory import MemoryLaws
 from devstream.testing.conformance._ordering import OrderingLaws
@@ -42,6 +43,7 @@ class BackendConformance(
     IdentityLaws,
     DeviceLaws,
     MemoryLaws,
+    GraphLaws,
 ):
     """Every law. A subclass gives a fixture ``backend``: an instance, or the name of a registered backend.
 
