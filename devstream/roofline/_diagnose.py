@@ -260,7 +260,9 @@ def _conclude(runs: _Runs) -> Diagnosis:
         busy_s,
         ceilings,
         compiled=plain.compiled,
-        can_capture=Capability.GRAPH_CAPTURE in runs.backend.capabilities(runs.index),
+        # The CPU has graphs so that programs can be tried; they save it nothing.
+        can_capture=Capability.GRAPH_CAPTURE in runs.backend.capabilities(runs.index)
+        and not runs.backend.works_in_threads,
         exposed_link_s=_exposed_link_s(spans),
     )
     return Diagnosis(
