@@ -19,6 +19,7 @@ import logging
 import subprocess
 import sys
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("run", "table", "one"))
     parser.add_argument("--device", default="cpu", help="default: cpu")
+    parser.add_argument("--jobs", type=int, default=1, help="programs at once; default: 1")
     parser.add_argument("--program", help=argparse.SUPPRESS)
     parser.add_argument("--ours", action="store_true", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
@@ -45,7 +47,8 @@ def main() -> int:
         print(PAGE)
     else:
         release = torch.__version__.partition("+")[0]
-        rows = [row(fault, chosen.device) for fault in programs().FAULTS.values()]
+        with ThreadPoolExecutor(chosen.jobs) as pool:
+            rows = list(pool.map(lambda fault: row(fault, chosen.device), programs().FAULTS.values()))
         path = RESULTS / f"faults-{release}-{chosen.device}.json"
         found = {"schema": 1, "torch": release, "device": chosen.device, "rows": rows}
         path.write_text(json.dumps(found, indent=1) + "\n")

@@ -18,6 +18,8 @@ from torch._inductor.virtualized import V
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from devstream._compat.inductor_patterns import Patterns, when_needed
+
 #: Options of Inductor by name, as ``torch.compile(options=...)`` takes them.
 known_options: Callable[[], dict[str, Any]] = _config.get_config_copy
 
@@ -28,8 +30,10 @@ _lock = threading.RLock()
 class _JointPass(CustomGraphPass):
     """Runs a function of ours on the joint graph, then what the user has set."""
 
-    def __init__(self, function: Callable[[torch.fx.Graph], None], after: Any, matcher: bool) -> None:
-        self._function, self._after, self._matcher = function, after, matcher
+    def __init__(
+        self, function: Callable[[torch.fx.Graph], None], after: Any, matcher: bool, patterns: Patterns
+    ) -> None:
+        self._function, self._after, self._matcher, self._patterns = function, after, matcher, patterns
         self._thread = threading.get_ident()
 
     def __call__(self, graph: torch.fx.Graph) -> None:
@@ -42,6 +46,7 @@ class _JointPass(CustomGraphPass):
                 one(graph)
         # Behind the seals patterns are safe again; `aot` had turned them off for the passes before.
         if ours:
+            self._patterns.make(graph)
             _config.pattern_matcher = self._matcher
 
     def uuid(self) -> None:
@@ -67,11 +72,9 @@ def aot(
     Patterns before the joint graph are off: they know nothing of streams. So is the cache of AOT Autograd, whose
     key doesn't know them either.
     """
-    with _lock, _config.patch(options):
-        settings = {
-            "pattern_matcher": False,
-            "joint_custom_pre_pass": _JointPass(joint, _config.joint_custom_pre_pass, _config.pattern_matcher),
-        }
+    with _lock, _config.patch(options), when_needed() as patterns:
+        ours = _JointPass(joint, _config.joint_custom_pre_pass, _config.pattern_matcher, patterns)
+        settings = {"pattern_matcher": False, "joint_custom_pre_pass": ours}
         with _functorch.patch(enable_autograd_cache=False), _config.patch(settings):
             compiled: Any = compile_fx(module, inputs, inner_compile=inner)
     function: Callable[..., Any] = compiled

@@ -8,7 +8,7 @@ from typing import Any  # Any: values of nodes
 
 import torch
 
-from devstream._compat import inductor
+from devstream._compat import inductor, rng
 from devstream.compiler._captured import AMBIENT, Mark, Operation, mark_of
 from devstream.compiler._cost import Cost
 from devstream.compiler._graph import (
@@ -445,10 +445,11 @@ def _schema_name(node: torch.fx.Node) -> str:
 
 
 def _is_random(node: torch.fx.Node) -> bool:
+    if rng.uses_generator(node):
+        return True
     # Inductor draws its own from seeds that one node makes.
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) and "inductor" not in str(
-        node.target
-    )
+    seeded = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    return seeded and "inductor" not in str(node.target)
 
 
 def _is_view(node: torch.fx.Node) -> bool:

@@ -17,7 +17,7 @@ from typing import Any  # Any: values of a graph are of every type
 import torch
 
 from devstream import _streams
-from devstream._compat import inductor
+from devstream._compat import inductor, rng
 from devstream.abc import AnyBackend
 from devstream.compiler import _joint
 from devstream.compiler._build import build
@@ -162,6 +162,7 @@ class _Variant:
         self.saved = Saved()
         limits = Limits(options.graph_sizes, options.graph_calls)
         self.graphs = Graphs(limits) if options.graphs else None
+        self.repeated: list[dict[str, Any]] = []
         # Fakes, since a variant may be compiled in a later call, and no call's tensors may live that long.
         inputs = [node.meta["example_value"] for node in captured.module.graph.nodes if node.op == "placeholder"]
         self.run = inductor.aot(
@@ -218,6 +219,7 @@ class _Variant:
         self, module: torch.fx.GraphModule, example_inputs: Sequence[Any], **given: Any
     ) -> Runner | Replayed:
         backward, inference = bool(given.get("is_backward")), bool(given.get("is_inference"))
+        rng.take_apart(module.graph, self.repeated)
         _joint.assign(module.graph)
         token = _joint.take_token(module.graph)
         _joint.unseal(module.graph)

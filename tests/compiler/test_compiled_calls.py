@@ -396,7 +396,8 @@ def test_an_event_made_in_one_graph_is_waited_for_in_another():
         torch.testing.assert_close(broken(x), (x * 2).sin())
 
 
-def test_dropout_in_a_checkpoint_is_recomputed_as_it_was():
+@pytest.mark.parametrize("fallback", [False, True])
+def test_dropout_in_a_checkpoint_is_recomputed_as_it_was(fallback: bool):
     from torch.nn import functional
     from torch.utils.checkpoint import checkpoint
 
@@ -414,15 +415,23 @@ def test_dropout_in_a_checkpoint_is_recomputed_as_it_was():
         return found
 
     x = torch.ones(64, requires_grad=True)
-    if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 14):
-        # There it comes as an operator that tells nothing of what it makes; docs/compile.md says so.
-        with pytest.raises(Exception, match=r"run_and_save_rng_state.* is not supported"):
-            compiled(program)(x)
-        return
-    y = compiled(program)(x)
-    (gradient,) = torch.autograd.grad(y.sum(), x)
-    torch.testing.assert_close(gradient, y.detach())
-    assert 10 < int((y == 0).sum()) < 54
+    fast = compiled(program, fallback_random=fallback)
+    draws = []
+    for _ in range(2):
+        y = fast(x)
+        state = torch.get_rng_state()
+        (gradient,) = torch.autograd.grad(y.sum(), x)
+        torch.testing.assert_close(gradient, y.detach())
+        assert 10 < int((y == 0).sum()) < 54
+        # The repetition in the backward draws nothing of its own.
+        assert torch.equal(torch.get_rng_state(), state)
+        draws.append(y.detach())
+    assert not torch.equal(*draws)
+    if fallback:
+        torch.manual_seed(5)
+        eager = program(x)
+        torch.manual_seed(5)
+        assert torch.equal(fast(x), eager)
 
 
 def test_gradients_that_depend_on_no_tangent():

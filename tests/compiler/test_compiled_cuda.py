@@ -51,7 +51,8 @@ def test_each_kernel_runs_on_its_users_stream(tmp_path):
     fast(x).backward()
     devstream.synchronize("cuda")
     kinds = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=kinds) as profile:
+    # acc_events: torch 2.11 warns of a loss of events over several cycles, of which there is one here.
+    with torch.profiler.profile(activities=kinds, acc_events=True) as profile:
         for side, marker in ((one, torch.erfinv), (two, torch.digamma)):
             with devstream.stream(side):
                 marker(x.detach())
@@ -70,7 +71,7 @@ def test_each_kernel_runs_on_its_users_stream(tmp_path):
     assert len(first | second | caller) == 3, found
     triton = {name: streams for name, streams in found.items() if name.startswith("triton_")}
     # Forward and backward of each: named after what they are made of.
-    assert of("fused_exp") <= first, triton
+    assert of("fused_exp_") == first, triton
     assert {name for name in triton if "sigmoid" in name}, triton
     assert of("sigmoid") == second, triton
     assert of("tanh") == caller, triton
@@ -208,6 +209,34 @@ def test_many_calls_leave_no_memory_behind():
     calls(20)
     before = calls(20)
     assert calls(1000) == before
+
+
+@pytest.mark.parametrize("fallback", [False, True])
+def test_dropout_in_a_checkpoint_is_recomputed_as_it_was(fallback: bool):
+    side = devstream.Stream("cuda")
+
+    def body(x):
+        side.wait_stream(devstream.current_stream("cuda"))
+        with devstream.stream(side):
+            y = torch.nn.functional.dropout(x, 0.5)
+        devstream.current_stream("cuda").wait_stream(side)
+        return y
+
+    def program(x):
+        return torch.utils.checkpoint.checkpoint(body, x, use_reentrant=False)
+
+    x = torch.ones(64, device="cuda", requires_grad=True)
+    fast = compiled(program, fallback_random=fallback)
+    draws = []
+    for _ in range(2):
+        y = fast(x)
+        state = torch.cuda.get_rng_state()
+        (gradient,) = torch.autograd.grad(y.sum(), x)
+        torch.testing.assert_close(gradient, y.detach())
+        assert 10 < int((y == 0).sum()) < 54
+        assert torch.equal(torch.cuda.get_rng_state(), state)
+        draws.append(y.detach())
+    assert not torch.equal(*draws)
 
 
 @pytest.mark.multi_gpu

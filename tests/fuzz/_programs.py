@@ -7,12 +7,14 @@ So every program is right in eager mode, and leaving a wait out is a race exactl
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hypothesis import strategies as st
 
+DEVICE = os.environ.get("DEVSTREAM_FUZZ_DEVICE", "cpu")
 STREAMS = ("cur", "one", "two")
 INPUTS = ("x", "w", "m")  # m is changed in place, and no gradient is asked for it
 
@@ -55,7 +57,7 @@ class Drawn:
         """Return the function's text."""
         body = [f"{'    ' * line.depth}{line.text}" for line in self.lines]
         results = "".join(f"{one}, " for one in (*self.results, *self.events)).rstrip()
-        head = ["def program(x, w, m):", '    cur = devstream.current_stream("cpu")']
+        head = ["def program(x, w, m):", f'    cur = devstream.current_stream("{DEVICE}")']
         return "\n".join([*head, *body, f"    return ({results})"]) + "\n"
 
     def without(self, wait: int) -> Drawn:
@@ -255,7 +257,7 @@ class _Writer:
             return
         else:
             event = f"e{number}"
-            self._add(Line("text", f'{event} = devstream.Event("cpu")'))
+            self._add(Line("text", f'{event} = devstream.Event("{DEVICE}")'))
             self._add(Line("record", f"{event}.record({STREAMS[source]})", stream=source, event=event))
             self._add(Line("wait", f"{event}.wait({STREAMS[stream]})", stream=stream, event=event, wait=number))
         self.known[stream] |= self.known[source]
@@ -282,7 +284,7 @@ class _Writer:
             if stream and self.writer[one.storage] not in self.known[0] and self.integer(0, 3) == 0:
                 # The caller waits for an event that is handed out as well.
                 event = f"done{index}"
-                self._add(Line("text", f'{event} = devstream.Event("cpu")'))
+                self._add(Line("text", f'{event} = devstream.Event("{DEVICE}")'))
                 self._add(Line("text", f"{event}.record({STREAMS[stream]})", stream=stream))
                 events.append(event)
                 self.facts.add("ordered by the caller")

@@ -2,6 +2,7 @@
 
 ``DEVSTREAM_FUZZ=500`` sets the number of examples of each test; by default there are as many as an ordinary run
 has time for. ``DEVSTREAM_FUZZ_INDUCTOR=20`` is how many programs Inductor compiles, by default none.
+``DEVSTREAM_FUZZ_DEVICE=cuda`` runs them there; the default is the CPU.
 """
 
 from __future__ import annotations

@@ -32,6 +32,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores"),
     pytest.mark.timeout(0 if EXAMPLES > 40 or INDUCTOR else 300),
 ]
+if drawn.DEVICE != "cpu":
+    pytestmark.append(getattr(pytest.mark, drawn.DEVICE))
 
 
 def budget(examples: int) -> settings:
@@ -57,14 +59,14 @@ class _Nothing:
         return
 
 
-STREAMS = {"one": devstream.Stream("cpu"), "two": devstream.Stream("cpu")}
+STREAMS = {"one": devstream.Stream(drawn.DEVICE), "two": devstream.Stream(drawn.DEVICE)}
 PLAIN = {"torch": torch, "devstream": _Nothing(), "one": _Nothing(), "two": _Nothing()}
 REAL = {"torch": torch, "devstream": devstream, **STREAMS}
 
 
 def arguments(seed: int, *, gradients: bool) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    made = [torch.rand(4, 4, generator=generator) for _ in drawn.INPUTS]
+    made = [torch.rand(4, 4, generator=generator).to(drawn.DEVICE) for _ in drawn.INPUTS]
     for one in made[:2]:
         one.requires_grad_(gradients)
     return made
@@ -236,10 +238,10 @@ class Kept(drawn.Drawn):
 
     def __init__(self, text: str) -> None:
         super().__init__([], [], [], 0)
-        self.text = textwrap.indent(textwrap.dedent(text).strip(), "    ")
+        self.text = textwrap.indent(textwrap.dedent(text).strip(), "    ").replace('"cpu"', f'"{drawn.DEVICE}"')
 
     def source(self) -> str:
-        return f'def program(x, w, m):\n    cur = devstream.current_stream("cpu")\n{self.text}\n'
+        return f'def program(x, w, m):\n    cur = devstream.current_stream("{drawn.DEVICE}")\n{self.text}\n'
 
 
 def races_of(program: drawn.Drawn) -> tuple[bool, bool]:

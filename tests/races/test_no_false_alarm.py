@@ -140,6 +140,7 @@ def test_gradients_used_on_another_stream_than_backward_s_race(device, races):
     assert races
 
 
+@pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream")
 def test_checkpointed_and_double_backward_have_no_race(device, races):
     from torch.utils.checkpoint import checkpoint
 
