@@ -24,6 +24,7 @@ from devstream.compiler._build import build
 from devstream.compiler._capture import capture
 from devstream.compiler._captured import AMBIENT, Captured
 from devstream.compiler._emit import Plan
+from devstream.compiler._kept import keep_saved
 from devstream.compiler._listing import listing
 from devstream.compiler._lower import Lowered, Queues, Saved, in_turn, lower
 from devstream.compiler._missing import missing
@@ -225,10 +226,12 @@ class _Variant:
         _joint.assign(module.graph)
         token = _joint.take_token(module.graph)
         _joint.unseal(module.graph)
-        module.graph.lint()
-        module.recompile()
         name = "backward" if backward else "inference" if inference else "forward"
         facts = None if backward else inductor.ForwardFacts()
+        if facts is not None and facts.returns is not None and not inference:
+            keep_saved(module, returns=facts.returns, outside=facts.outside)
+        module.graph.lint()
+        module.recompile()
         lowered = lower(
             module,
             self.queues,
