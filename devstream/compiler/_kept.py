@@ -27,10 +27,10 @@ _CALLERS = Mark(AMBIENT, 0)
 
 
 def keep_saved(module: torch.fx.GraphModule, *, returns: int, outside: Sequence[int]) -> None:
-    """Copy the saved values that share memory with an input that the forward changes.
+    """Copy the saved values that share memory with an input that the forward changes: [Note: Saved, then changed].
 
     Args:
-        module: a forward graph, see [Note: Saved, then changed]; its outputs from number *returns* on are saved for the backward.
+        module: a forward graph; its outputs from number *returns* on are saved for the backward.
         returns: how many outputs are not saved values.
         outside: for each of the first outputs, the number of the input that it is written back to after the graph.
 
