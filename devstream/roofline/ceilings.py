@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
 from devstream.roofline.curves import AlphaBeta, Curve, Tiling
+from devstream.roofline.tiles import Tiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +20,12 @@ class Ceilings:
         name: the product's name.
         versions: what the measurement is valid for: driver, torch, runtime, host threads.
         curves: seconds by amount. The first word of a key is the kind of work: ``matmul DTYPE`` by
-            `Tiling.work`; ``attention DTYPE forward|backward HEAD_DIM [causal]`` by FLOPs; ``pointwise``,
+            `Tiling.work`; ``attention DTYPE forward|backward HEAD_DIM [causal]`` too; ``pointwise``,
             ``norm``, ``norm_backward``, ``softmax``, ``read``, ``write``, ``copy``, each with the bytes an
             element, by bytes read and written (``pointwise`` also with ``unary``, for one operand); ``link
             h2d|d2h pinned|pageable`` and ``peer`` by bytes.
-        tilings: how matmuls of a dtype are cut up.
+        tilings: how matmuls and attention are cut up, by the key of their curve.
+        tiles: the kernels of matmuls by dtype, where the device has several units.
         vector: FLOP/s outside of the matrix units, by dtype.
         collectives: latency and rate of each kind, with its *ranks*.
         launch_s: host time to issue one small operation.
@@ -46,6 +48,7 @@ class Ceilings:
     versions: Mapping[str, str] = field(default_factory=dict)
     curves: Mapping[str, Curve] = field(default_factory=dict)
     tilings: Mapping[str, Tiling] = field(default_factory=dict)
+    tiles: Mapping[str, Tiles] = field(default_factory=dict)
     vector: Mapping[str, float] = field(default_factory=dict)
     collectives: Mapping[str, AlphaBeta] = field(default_factory=dict)
     launch_s: float = 0.0
@@ -109,6 +112,7 @@ class Ceilings:
             key: {"points": [list(point) for point in curve.points], "error": curve.error}
             for key, curve in self.curves.items()
         }
+        plain["tiles"] = {key: one.as_json() for key, one in self.tiles.items()}
         for name in ("tilings", "collectives"):
             plain[name] = {
                 key: {one.name: getattr(value, one.name) for one in fields(value)}
@@ -130,6 +134,7 @@ class Ceilings:
                 for key, one in known["curves"].items()
             }
             known["tilings"] = {key: Tiling(**one) for key, one in known["tilings"].items()}
+            known["tiles"] = {key: Tiles.from_json(one) for key, one in known["tiles"].items()}
             known["collectives"] = {key: AlphaBeta(**one) for key, one in known["collectives"].items()}
             known["vector"] = {key: float(rate) for key, rate in known["vector"].items()}
             return cls(**known)

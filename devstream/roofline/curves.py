@@ -160,6 +160,10 @@ class Tiling:
         waves = math.ceil(tiles / self.units)
         return 2.0 * waves * self.units * self.rows * self.columns * (depth + self.depth)
 
+    def inflation(self, shape: Shape) -> float:
+        """Return `work` over the FLOPs of a matmul of *shape*, 1 or more."""
+        return self.work(shape) / (2.0 * math.prod(shape))
+
 
 #: The tiles that vendors' libraries use most, by rows and columns.
 _TILES = ((1, 1), (64, 64), (128, 64), (64, 128), (128, 128), (256, 128), (128, 256), (256, 256))
@@ -173,6 +177,19 @@ def tilings(units: int) -> list[Tiling]:
     return [
         Tiling(rows, columns, 1 if rows == 1 else units, depth) for rows, columns in _TILES for depth in _DEPTHS
     ]
+
+
+def attention_shape(heads: int, rows: int, columns: int) -> Shape:
+    """Return attention as *heads* matmuls: its rows are cut into blocks, each as deep as there are columns."""
+    return heads, rows, 1, columns
+
+
+def attention_tilings(units: int, *, waves: bool) -> list[Tiling]:
+    """Return the ways to cut attention that are tried; with *waves*, only such as fill a device in waves."""
+    if units <= 1:
+        return [Tiling(depth=depth) for depth in _DEPTHS]
+    rows = (64, 128, 256) if waves else (1, 64, 128, 256)
+    return [Tiling(one, 1, 1 if one == 1 else units, depth) for one in rows for depth in (*_DEPTHS, 512)]
 
 
 def best_tiling(samples: Sequence[tuple[Shape, float]], candidates: Sequence[Tiling]) -> Tiling:
@@ -297,6 +314,8 @@ __all__ = [
     "Curve",
     "Shape",
     "Tiling",
+    "attention_shape",
+    "attention_tilings",
     "best_tiling",
     "leave_one_out",
     "steps_and_share",

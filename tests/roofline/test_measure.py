@@ -196,7 +196,7 @@ def test_a_plan_of_ones_own_is_not_kept(quick, cache):
 def test_the_file_says_its_kind_schema_and_what_it_is_valid_for(quick, cache):
     measure("cpu")
     document = json.loads(files(cache)[0].read_text())
-    assert (document["kind"], document["schema"]) == ("devstream.ceilings", 1)
+    assert (document["kind"], document["schema"]) == ("devstream.ceilings", _measure.SCHEMA)
     assert document["key"]["torch"] == torch.__version__
     assert files(cache)[0].stat().st_mode & 0o777 == 0o600
 
@@ -221,7 +221,7 @@ def test_a_file_of_another_device_is_not_believed(quick, cache):
     document = json.loads(path.read_text())
     document["key"]["name"] = "abacus"
     fields = {name: document[name] for name in ("key", "ceilings")}
-    _files.write_json(path, fields, kind="devstream.ceilings", schema=1)
+    _files.write_json(path, fields, kind="devstream.ceilings", schema=_measure.SCHEMA)
     with pytest.warns(CacheWarning, match="another device"):
         assert cached("cpu") is None
 
