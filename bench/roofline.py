@@ -85,9 +85,10 @@ def part_measure(setup: Setup) -> list[Row]:
     took = time.perf_counter() - started
     rows = [Row("R1", "`measure()`, everything", took, "s", "", "under 60", took < 60)]
     sheet = find(found.name, memory_bytes=found.memory_bytes)
-    for dtype, curve in ((key[7:], curve) for key, curve in found.curves.items() if key.startswith("matmul ")):
+    for dtype in (key[7:] for key in found.curves if key.startswith("matmul ")):
         limit = quantity(sheet.matmul[dtype], "FLOP/s") if sheet is not None and dtype in sheet.matmul else ""
-        rows.append(Row("", f"matmul {dtype}", curve.peak / 1e12, "TFLOP/s", _cut(found, dtype), limit))
+        peak = (found.matmul_peak(dtype) or 0.0) / 1e12
+        rows.append(Row("", f"matmul {dtype}", peak, "TFLOP/s", _cut(found, dtype), limit))
     memory = found.memory_bytes_per_s or 0.0
     limit = quantity(sheet.memory_bytes_per_s, "B/s") if sheet is not None else ""
     rows.append(Row("", "memory", memory / 1e9, "GB/s", "", limit))

@@ -22,6 +22,7 @@ from devstream.roofline.curves import (
     Tiling,
     attention_shape,
     attention_tilings,
+    best_for_all,
     best_tiling,
     tilings,
 )
@@ -47,6 +48,11 @@ class Matmuls:
     samples: tuple[tuple[Shape, float], ...]
     unaligned: tuple[tuple[Shape, int, float], ...]
     itemsize: int
+
+    @property
+    def peak(self) -> float:
+        """The best FLOP/s of all of them."""
+        return max(2.0 * math.prod(shape) / seconds for shape, seconds in self.samples)
 
     def tiles(self, units: int, bytes_per_s: float) -> Tiles:
         """Return the kernels that these times tell of, on a device of so many units and such a memory."""
@@ -166,10 +172,13 @@ def _works(
     )
 
 
-def attention(clock: Clock, plan: Plan, dtype: str, units: int) -> tuple[dict[str, Curve], dict[str, Tiling]]:
+_Attention = tuple[dict[str, Curve], dict[str, Tiling], dict[str, float]]
+
+
+def attention(clock: Clock, plan: Plan, dtype: str, units: int) -> _Attention:
     """Return the curves of attention, forward and backward, by head size and with or without a causal mask.
 
-    With each comes how its rows are cut up, as for a matmul of `attention_shape`.
+    With each come how its rows are cut up, as for a matmul of `attention_shape`, and its best FLOP/s.
     """
     made: torch.dtype = getattr(torch, dtype)
     points: dict[str, list[tuple[float, Callable[[], object]]]] = {}
@@ -177,7 +186,7 @@ def attention(clock: Clock, plan: Plan, dtype: str, units: int) -> tuple[dict[st
     sizes = itertools.chain(
         ((plan.attention_heads, sequence) for sequence in plan.sequences),
         # A few with fewer heads, so that what grows with the heads is told from what grows with the sequence.
-        ((max(1, plan.attention_heads * 3 // 8), sequence) for sequence in plan.sequences[1:-1]),
+        ((max(1, plan.attention_heads * 3 // 8), sequence) for sequence in plan.sequences[1:-2]),
     )
     for (heads, sequence), head_dim, causal in itertools.product(sizes, plan.head_dims, (False, True)):
         shape = (1, heads, sequence, head_dim)
@@ -197,15 +206,23 @@ def attention(clock: Clock, plan: Plan, dtype: str, units: int) -> tuple[dict[st
         points.setdefault(f"attention {dtype} backward {key}", []).append(
             (2.5 * flops, _backward(out, (q, k, v), gradient))
         )
+    # A backward is issued by autograd's engine, about ten times as slowly, so fewer of them are queued.
+    found = {
+        key: clock.sweep(sorted(works, key=lambda one: one[0]), longest_s=plan.longest_s, longest_loops=20)
+        for key, works in points.items()
+    }
     curves, cut = {}, {}
-    for key, works in points.items():
-        # A backward is issued by autograd's engine, about ten times as slowly, so fewer of them are queued.
-        found = clock.sweep(sorted(works, key=lambda one: one[0]), longest_s=plan.longest_s, longest_loops=20)
-        samples = [(shapes[flops], timed.seconds) for flops, timed in found]
+    for way, causal in itertools.product(("forward", "backward"), (False, True)):
+        keys = [key for key in found if f" {way} " in key and key.endswith("causal") == causal]
+        samples = [[(shapes[flops], timed.seconds) for flops, timed in found[key]] for key in keys]
         # Blocks under a causal mask are of unlike length, and fill each other's gaps: there may be no waves.
-        tiling = cut[key] = best_tiling(samples, attention_tilings(units, waves=not key.endswith("causal")))
-        curves[key] = curve_of([(flops * tiling.inflation(shapes[flops]), timed) for flops, timed in found])
-    return curves, cut
+        tiling = best_for_all(samples, attention_tilings(units, waves=not causal))
+        for key in keys:
+            cut[key] = tiling
+            curves[key] = curve_of(
+                [(flops * tiling.inflation(shapes[flops]), timed) for flops, timed in found[key]]
+            )
+    return curves, cut, {key: max(flops / timed.seconds for flops, timed in one) for key, one in found.items()}
 
 
 def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:

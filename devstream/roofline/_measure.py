@@ -106,6 +106,7 @@ def _measure(
         "ranks": _ranks(),
         "curves": {},
         "tilings": {},
+        "peaks": {},
         "vector": {},
         "missing": {},
     }
@@ -197,8 +198,8 @@ def _parts(clock: Clock, plan: Plan, units: int, matmuls: dict[str, _kernels.Mat
 
 
 def _attention(clock: Clock, plan: Plan, dtype: str, units: int) -> _Found:
-    curves, cut = _kernels.attention(clock, plan, dtype, units)
-    return {"curves": curves, "tilings": cut}
+    curves, cut, peaks = _kernels.attention(clock, plan, dtype, units)
+    return {"curves": curves, "tilings": cut, "peaks": peaks}
 
 
 def _matmul(clock: Clock, plan: Plan, dtype: str, units: int, matmuls: dict[str, _kernels.Matmuls]) -> _Found:
@@ -206,7 +207,8 @@ def _matmul(clock: Clock, plan: Plan, dtype: str, units: int, matmuls: dict[str,
     if found is None:
         return {"missing": {f"matmul {dtype}": "this device has no matmul of that type"}}
     matmuls[dtype] = found
-    return {"curves": {f"matmul {dtype}": found.curve}, "tilings": {f"matmul {dtype}": found.tiling}}
+    key = f"matmul {dtype}"
+    return {"curves": {key: found.curve}, "tilings": {key: found.tiling}, "peaks": {key: found.peak}}
 
 
 def _vector(clock: Clock, plan: Plan) -> _Found:

@@ -79,7 +79,7 @@ ACCELERATOR = Plan(
         *_squares(2304, 2560, 3072, 3584, 4096, 5120, 6144, 8192),
         *_OTHER_SHAPES,
     ),
-    unaligned_shapes=((1, 2560, 4096, 1024), (1, 5120, 5120, 1024), (1, 4096, 4096, 4096)),
+    unaligned_shapes=((1, 2560, 4096, 1024), (1, 4096, 4096, 2048)),
     kernel_bytes=tuple(3 << power for power in range(14, 31)),
     kernel_dtypes=("float32", "bfloat16"),
     attention_dtypes=("bfloat16", "float32"),

@@ -198,13 +198,21 @@ def best_tiling(samples: Sequence[tuple[Shape, float]], candidates: Sequence[Til
     Best is the smallest mean square of what each point differs, in logarithms, from the line between its
     neighbours. Of equals the first candidate wins.
     """
+    return best_for_all([samples], candidates)
+
+
+def best_for_all(groups: Sequence[Sequence[tuple[Shape, float]]], candidates: Sequence[Tiling]) -> Tiling:
+    """Return the candidate under which each of *groups* lies best on a curve of its own; see `best_tiling`."""
 
     def misfit(tiling: Tiling) -> float:
-        points = sorted((tiling.work(shape), seconds) for shape, seconds in samples)
         total = 0.0
-        for (below, low), (amount, seconds), (above, high) in zip(points, points[1:], points[2:], strict=False):
-            share = 0.5 if below == above else math.log(amount / below) / math.log(above / below)
-            total += (math.log(low) + share * math.log(high / low) - math.log(seconds)) ** 2
+        for samples in groups:
+            points = sorted((tiling.work(shape), seconds) for shape, seconds in samples)
+            for (below, low), (amount, seconds), (above, high) in zip(
+                points, points[1:], points[2:], strict=False
+            ):
+                share = 0.5 if below == above else math.log(amount / below) / math.log(above / below)
+                total += (math.log(low) + share * math.log(high / low) - math.log(seconds)) ** 2
         return total
 
     return min(candidates, key=misfit)
@@ -316,6 +324,7 @@ __all__ = [
     "Tiling",
     "attention_shape",
     "attention_tilings",
+    "best_for_all",
     "best_tiling",
     "leave_one_out",
     "steps_and_share",

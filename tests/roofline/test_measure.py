@@ -45,6 +45,8 @@ def test_a_measurement_has_every_ceiling_of_the_device(backend, device, quick):
     for key in ("matmul float32", "pointwise 4", "copy 4", "read 4", "write 4", "norm 4", "softmax 4", "peer"):
         if key != "peer" or backend.device_count() > 1:
             assert found.curves[key].peak > 0, key
+    for key in ("matmul float32", "attention float32 forward 64"):  # of FLOPs really done
+        assert 0 < found.peaks[key] <= found.curves[key].peak * (1 + 1e-6), key
     assert {"attention float32 forward 64", "attention float32 backward 64 causal"} <= set(found.curves)
     assert {"link h2d pageable", "link d2h pageable"} <= set(found.curves)
     assert found.launch_s > 0
