@@ -23,8 +23,9 @@ import devstream
 from devstream.roofline import Ceilings, diagnose, measure
 from devstream.roofline._clock import Clock
 from devstream.roofline._plan import plan_for
+from devstream.roofline.curves import attention_shape
 from devstream.roofline.devices import find
-from devstream.roofline.formulas import CONTRACTIONS
+from devstream.roofline.formulas import CONTRACTIONS, alignment_of
 from devstream.roofline.model import Counts, predict_op
 from devstream.roofline.tables import quantity
 
@@ -84,9 +85,10 @@ def part_measure(setup: Setup) -> list[Row]:
     took = time.perf_counter() - started
     rows = [Row("R1", "`measure()`, everything", took, "s", "", "under 60", took < 60)]
     sheet = find(found.name, memory_bytes=found.memory_bytes)
-    for dtype, curve in ((key[7:], curve) for key, curve in found.curves.items() if key.startswith("matmul ")):
+    for dtype in (key[7:] for key in found.curves if key.startswith("matmul ")):
         limit = quantity(sheet.matmul[dtype], "FLOP/s") if sheet is not None and dtype in sheet.matmul else ""
-        rows.append(Row("", f"matmul {dtype}", curve.peak / 1e12, "TFLOP/s", f"{found.tilings[dtype]}", limit))
+        peak = (found.matmul_peak(dtype) or 0.0) / 1e12
+        rows.append(Row("", f"matmul {dtype}", peak, "TFLOP/s", _cut(found, dtype), limit))
     memory = found.memory_bytes_per_s or 0.0
     limit = quantity(sheet.memory_bytes_per_s, "B/s") if sheet is not None else ""
     rows.append(Row("", "memory", memory / 1e9, "GB/s", "", limit))
@@ -106,6 +108,13 @@ def part_measure(setup: Setup) -> list[Row]:
     ]
     rows += [Row("", f"not measured: {what}: {reason}", 0.0, "") for what, reason in found.missing.items()]
     return rows
+
+
+def _cut(found: Ceilings, dtype: str) -> str:
+    tiles = found.tiles.get(dtype)
+    return (
+        f"{tiles.error:.1%} off the tiles' times" if tiles is not None else f"{found.tilings[f'matmul {dtype}']}"
+    )
 
 
 # -- predict ---------------------------------------------------------------------------------------------
@@ -207,6 +216,7 @@ def _matmul_case(setup: Setup, shape: tuple[int, int, int], dtype: str, made: to
         float(size * (m * k + k * n)),
         float(size * m * n),
         shape=(1, m, n, k),
+        alignment=alignment_of([a, b, out]),
     )
 
     def work() -> object:
@@ -236,9 +246,17 @@ def _attention_cases(setup: Setup) -> dict[str, list[Case]]:
                     out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
                 gradient = torch.ones_like(out)
                 suffix = f"{head}{' causal' if causal else ''}"
-                forward = Counts(f"attention {label} forward {suffix}", {label: flops}, {}, 3 * moved, moved)
+                shape = attention_shape(heads, length, length)
+                forward = Counts(
+                    f"attention {label} forward {suffix}", {label: flops}, {}, 3 * moved, moved, shape=shape
+                )
                 backward = Counts(
-                    f"attention {label} backward {suffix}", {label: 2.5 * flops}, {}, 5 * moved, 3 * moved
+                    f"attention {label} backward {suffix}",
+                    {label: 2.5 * flops},
+                    {},
+                    5 * moved,
+                    3 * moved,
+                    shape=shape,
                 )
 
                 def run_forward(q=q, k=k, v=v, causal=causal) -> object:  # type: ignore[no-untyped-def]

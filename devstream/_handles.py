@@ -26,10 +26,17 @@ def new_handle(owner: Any, *, keep: bool = False) -> torch.Tensor:
     """Return a new handle of *owner*, a stream or an event; with *keep* it keeps the owner alive."""
     number = next(_numbers)
     # A guard looks at a handle's kind, so all are alike, whatever mode is on where one is made.
-    with torch.inference_mode(False):
-        handle = torch.tensor(number, dtype=torch.int64, device="cpu")
+    if torch.is_inference_mode_enabled():
+        with torch.inference_mode(False):
+            handle = _number(number)
+    else:
+        handle = _number(number)
     _own(handle, owner, number, keep=keep)
     return handle
+
+
+def _number(number: int) -> torch.Tensor:
+    return torch.scalar_tensor(number, dtype=torch.int64, device="cpu")
 
 
 def _own(handle: torch.Tensor, owner: Any, number: int, *, keep: bool) -> None:

@@ -6,6 +6,7 @@ They are defined on first use, which takes a few milliseconds that an eager prog
 from __future__ import annotations
 
 import ast
+import functools
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -71,8 +72,14 @@ def make_event(device: str, timing: bool, blocking: bool, interprocess: bool) ->
 
 def give(call: str) -> Any:  # Any: a stream of any backend
     """Return the stream that a verb gives now, *call* being its name and arguments."""
+    name, arguments = _parsed(call)
+    return getattr(_handles.verbs, name)(*arguments)
+
+
+@functools.lru_cache(maxsize=1024)
+def _parsed(call: str) -> tuple[str, tuple[Any, ...]]:
     name, _, arguments = call.partition("(")
-    return getattr(_handles.verbs, name)(*ast.literal_eval(f"({arguments[:-1]},)"))
+    return name, ast.literal_eval(f"({arguments[:-1]},)")
 
 
 def _stream(slot: int) -> Any:  # Any: a stream of any backend

@@ -100,6 +100,7 @@ class AcceleratorBackend(Backend[AcceleratorStream, torch.Event]):
         self._stand_in: str | None = None
         self._torch_type: int | None = None
         self._opened_at_fork = False
+        self._lends: bool | None = None
         os.register_at_fork(before=self._before_fork, after_in_child=self._after_fork)
 
     def _device_type(self) -> str:
@@ -322,7 +323,9 @@ class AcceleratorBackend(Backend[AcceleratorStream, torch.Event]):
 
     def record_stream(self, tensor: torch.Tensor, stream: AcceleratorStream) -> None:
         """Tell torch's caching allocator."""
-        if Capability.RECORD_STREAM not in self.capabilities(stream.device_index):
+        if self._lends is None:
+            self._lends = Capability.RECORD_STREAM in self.capabilities(stream.device_index)
+        if not self._lends:
             raise self.lacks(Capability.RECORD_STREAM, "record_stream")
         tensor.record_stream(stream)
 

@@ -23,7 +23,7 @@ from devstream.compiler._captured import (
     set_mark,
 )
 from devstream.compiler._nodes import Said, line_of, name_of, read, unsupported
-from devstream.compiler._resolve import pattern
+from devstream.compiler._resolve import adopted, pattern
 from devstream.exceptions import UnsupportedError
 
 _NO_COMPUTE = ("placeholder", "output", "get_attr")
@@ -53,7 +53,9 @@ class _Capture:
     def __init__(self, module: torch.fx.GraphModule, queues: Sequence[int] | None) -> None:
         self.module = module
         self.names = _Names(module)
-        self.queues = tuple(queues) if queues is not None else pattern(self.names.streams, self.names.examples())
+        self.queues = (
+            tuple(queues) if queues is not None else pattern(*adopted(self.names.examples()), self.names.streams)
+        )
         self.count = max(self.queues) + 1
         self.epochs = [0] * self.count
         self.late = False

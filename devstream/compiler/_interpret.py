@@ -14,7 +14,7 @@ import torch
 from devstream import _objects, _streams
 from devstream.compiler._capture import capture
 from devstream.compiler._captured import AMBIENT, Captured, Operation, mark_of
-from devstream.compiler._resolve import Call, Resolver, ambient, pattern, resolve
+from devstream.compiler._resolve import Call, Resolver, adopted, ambient, pattern, resolve
 
 
 def interpret(graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -28,8 +28,9 @@ def interpret(graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any])
     resolver = Resolver(captured.streams)
 
     def run(*arguments: Any) -> Any:
-        streams, natives = resolver.streams(arguments, captured.events)
-        queues = pattern(captured.streams, streams)
+        found, natives = resolver.streams(arguments, captured.events)
+        backend, streams = adopted(found)
+        queues = pattern(backend, streams, captured.streams)
         program = known.get(queues)
         if program is None:  # other names are one queue than in the calls before
             program = known[queues] = capture(graph_module, queues)

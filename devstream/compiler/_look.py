@@ -25,7 +25,7 @@ from devstream.compiler._graph import Graph
 from devstream.compiler._nodes import is_ours
 from devstream.compiler._options import parse
 from devstream.compiler._program import Program
-from devstream.compiler._resolve import backend_of
+from devstream.compiler._resolve import adopted
 from devstream.compiler.backend import Function, captured_examples, queues_of
 from devstream.exceptions import UnsupportedError
 
@@ -75,8 +75,7 @@ def look(
         if captured.has_streams:
             if programs:
                 Function(module, captured, inputs, options)
-            streams = captured_examples(captured)
-            queues = queues_of(captured, backend_of(streams), streams)
+            queues = queues_of(captured, *adopted(captured_examples(captured)))
             graphs.append(eager(captured, queues, inputs))
         return _stop
 

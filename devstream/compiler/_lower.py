@@ -25,6 +25,7 @@ from devstream.compiler._graph import (
     WriteBack,
 )
 from devstream.compiler._joint import is_item, is_number
+from devstream.compiler._kept import SAVED_AS
 from devstream.compiler._naming import key_of, short, tensors_of, text
 from devstream.compiler._nodes import line_of, unsupported
 
@@ -413,7 +414,11 @@ class _Lowering:
             kept = returns is not None and number >= returns
             if kept:
                 owner = self.owner[value.storage]
-                self.saved.values[node.name] = (value.storage, owner.stream, owner.origin is Origin.INPUT)
+                self.saved.values[node.meta.get(SAVED_AS, node.name)] = (
+                    value.storage,
+                    owner.stream,
+                    owner.origin is Origin.INPUT,
+                )
             ordered = value.stream in records and epochs.get(name, 0) <= records[value.stream]
             # AOT reads what it writes back on the caller's stream.
             joined = number < len(outside) or value.stream == AMBIENT or not ordered

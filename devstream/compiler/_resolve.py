@@ -76,42 +76,43 @@ class Resolver:
         return found, list(tabled)
 
 
-def pattern(sources: Sequence[StreamSource], streams: Sequence[Any]) -> tuple[int, ...]:
-    """Return for each source the number of its queue; *streams* are the objects of all but the ambient one."""
+def pattern(backend: AnyBackend, streams: Sequence[Any], sources: Sequence[StreamSource]) -> tuple[int, ...]:
+    """Return for each source the number of its queue; *streams* are *backend*'s, of all but the ambient one."""
     numbers: dict[tuple[str, int, int], int] = {}
     found = [AMBIENT]
-    backend = backend_of(streams)
     here = backend.stream_key(backend.current_stream(None))
-    for item in streams:
-        key = backend.stream_key(as_stream(item)[1])
+    for stream in streams:
+        key = backend.stream_key(stream)
         found.append(AMBIENT if key == here else numbers.setdefault(key, len(numbers) + 1))
     assert len(found) == len(sources)
     return tuple(found)
 
 
-def backend_of(streams: Sequence[Any]) -> AnyBackend:
-    """Return the backend of *streams*, the default one where there are none.
+def adopted(streams: Sequence[Any]) -> tuple[AnyBackend, list[Any]]:
+    """Return the backend of *streams*, the default one where there are none, and its own objects for them.
 
     Raises:
         UnsupportedError: they are of more than one.
     """
-    found = {backend.name: backend for backend, _ in map(as_stream, streams)}
-    if len(found) > 1:
+    pairs = [as_stream(one) for one in streams]
+    backend = pairs[0][0] if pairs else _registry.default_backend()
+    if any(one is not backend for one, _ in pairs):
+        names = sorted({one.name for one, _ in pairs})
         raise UnsupportedError(
-            operation=f"streams of {' and '.join(sorted(found))} in one compiled function",
+            operation=f"streams of {' and '.join(names)} in one compiled function",
             backend="devstream's compiler",
             capability="an order between streams of two backends",
             alternative="compile the parts apart",
         )
-    return next(iter(found.values()), None) or _registry.default_backend()
+    return backend, [stream for _, stream in pairs]
 
 
 def resolve(captured: Captured, streams: Sequence[Any], natives: Sequence[Any], arguments: Sequence[Any]) -> Call:
-    """Return the objects of a call whose streams by name and native events are known; make the new events."""
+    """Return the objects of a call whose *streams* (see `adopted`) and native events are known; make the rest."""
     by_number: list[Any] = [None] * (max(captured.queues) + 1)
-    for number, item in zip(captured.queues[1:], streams, strict=True):
+    for number, stream in zip(captured.queues[1:], streams, strict=True):
         if number != AMBIENT and by_number[number] is None:
-            by_number[number] = as_stream(item)[1]
+            by_number[number] = stream
     remaining = iter(natives)
     events: list[Any] = []
     handles: list[torch.Tensor | None] = []
@@ -133,4 +134,4 @@ def ambient() -> Any:
     return _registry.default_backend().current_stream(None)
 
 
-__all__ = ["Call", "Resolver", "ambient", "backend_of", "pattern", "resolve"]
+__all__ = ["Call", "Resolver", "adopted", "ambient", "pattern", "resolve"]

@@ -24,6 +24,7 @@ from devstream.compiler._build import build
 from devstream.compiler._capture import capture
 from devstream.compiler._captured import AMBIENT, Captured
 from devstream.compiler._emit import Plan
+from devstream.compiler._kept import keep_saved
 from devstream.compiler._listing import listing
 from devstream.compiler._lower import Lowered, Queues, Saved, in_turn, lower
 from devstream.compiler._missing import missing
@@ -32,7 +33,7 @@ from devstream.compiler._program import Program, Work, WorkKind
 from devstream.compiler._proof import prove
 from devstream.compiler._regions import Compiled, Regions
 from devstream.compiler._replay import Graphs, Limits, Replayed
-from devstream.compiler._resolve import Resolver, backend_of, pattern, resolve
+from devstream.compiler._resolve import Resolver, adopted, pattern, resolve
 from devstream.compiler._run import Runner, entered
 from devstream.exceptions import MissingWaitError, MissingWaitWarning, UnsupportedError, warning
 
@@ -40,6 +41,9 @@ log = logging.getLogger("devstream.compiler")
 
 #: Called with each program that is compiled: its name and itself.
 watchers: list[Callable[[str, Program], None]] = []
+
+#: How many calls' queues a function remembers the variant of.
+_KNOWN = 256
 
 
 def backend(
@@ -82,25 +86,23 @@ class Function:
         self.resolver = Resolver(captured.streams)
         self.captured = captured
         self.lock = threading.Lock()
-        streams = captured_examples(captured)
-        self.variants = {self._key(captured.queues, streams): _Variant(captured, streams, options)}
+        serving, streams = adopted(captured_examples(captured))
+        first = _Variant(captured, serving, streams, options)
+        self.variants = {self._key(serving, streams, captured.queues): first}
+        #: The variant for these very queues, found without a look at which of them are the same.
+        self.known: dict[tuple[Any, ...], _Variant] = {}
 
-    def _key(self, queues: tuple[int, ...], streams: Sequence[Any]) -> tuple[Any, ...]:
-        serving = backend_of(streams)
-        indices = tuple(serving.stream_index(_streams.wrap(stream)) for stream in streams)
-        return (serving, serving.current_index(), queues, indices)
+    def _key(self, serving: AnyBackend, streams: Sequence[Any], queues: tuple[int, ...]) -> tuple[Any, ...]:
+        return (serving, serving.current_index(), queues, tuple(map(serving.stream_index, streams)))
 
     def __call__(self, *arguments: Any) -> tuple[Any, ...]:
         """Run one call of it."""
-        streams, natives = self.resolver.streams(arguments, self.captured.events)
-        queues = pattern(self.captured.streams, streams)
-        key = self._key(queues, streams)
-        variant = self.variants.get(key)
-        if variant is None:
-            with self.lock:
-                variant = self.variants.get(key) or self._another(key, queues, streams)
+        named, natives = self.resolver.streams(arguments, self.captured.events)
+        serving, streams = adopted(named)
+        here = serving.current_stream(None)
+        keys = (serving, *map(serving.stream_key, (here, *streams)))
+        variant = self.known.get(keys) or self._find(keys, serving, streams)
         call = resolve(variant.captured, streams, natives, arguments)
-        here = variant.backend.current_stream(None)
 
         def value(source: int | str) -> Any:
             return arguments[source] if isinstance(source, int) else call.handles[int(source.split()[1])]
@@ -112,10 +114,24 @@ class Function:
             _streams.record_stream(tensor, here if stream == AMBIENT else call.streams[stream])
         return tuple(found[one] if isinstance(one, int) else value(one) for one in variant.captured.outputs)
 
-    def _another(self, key: tuple[Any, ...], queues: tuple[int, ...], streams: Sequence[Any]) -> _Variant:
+    def _find(self, keys: tuple[Any, ...], serving: AnyBackend, streams: Sequence[Any]) -> _Variant:
+        queues = pattern(serving, streams, self.captured.streams)
+        key = self._key(serving, streams, queues)
+        variant = self.variants.get(key)
+        if variant is None:
+            with self.lock:
+                variant = self.variants.get(key) or self._another(key, queues, serving, streams)
+        if len(self.known) >= _KNOWN:  # a function that makes its streams has new ones in each call
+            self.known.clear()
+        self.known[keys] = variant
+        return variant
+
+    def _another(
+        self, key: tuple[Any, ...], queues: tuple[int, ...], serving: AnyBackend, streams: Sequence[Any]
+    ) -> _Variant:
         with inductor.anew(self.mode):
             captured = capture(self.module, queues)
-            self.variants[key] = _Variant(captured, streams, self.options)
+            self.variants[key] = _Variant(captured, serving, streams, self.options)
         return self.variants[key]
 
 
@@ -127,7 +143,7 @@ def captured_examples(captured: Captured) -> list[Any]:
 
 
 def queues_of(captured: Captured, backend: AnyBackend, streams: Sequence[Any]) -> Queues:
-    """Return devices and names of the queues of *captured*, whose names are these *streams* in this call."""
+    """Return devices and names of the queues of *captured*, whose names are these *streams* of *backend* now."""
 
     def device(index: int) -> str:
         return backend.device_type if backend.device_type == "cpu" else f"{backend.device_type}:{index}"
@@ -137,7 +153,7 @@ def queues_of(captured: Captured, backend: AnyBackend, streams: Sequence[Any]) -
     names = ["current"] + [""] * (count - 1)
     for number, source, stream in zip(captured.queues[1:], captured.streams[1:], streams, strict=True):
         if number != AMBIENT and not names[number]:
-            devices[number] = device(backend.stream_index(_streams.wrap(stream)))
+            devices[number] = device(backend.stream_index(stream))
             names[number] = (
                 source.call or source.line.rpartition("/")[2].partition(" in ")[0] or f"stream {number}"
             )
@@ -147,10 +163,10 @@ def queues_of(captured: Captured, backend: AnyBackend, streams: Sequence[Any]) -
 class _Variant:
     """One compilation, valid for one pattern of queues."""
 
-    def __init__(self, captured: Captured, streams: Sequence[Any], options: Options) -> None:
+    def __init__(self, captured: Captured, serving: AnyBackend, streams: Sequence[Any], options: Options) -> None:
         self.captured, self.options = captured, options
-        self.backend: AnyBackend = backend_of(streams)
-        self.queues = queues_of(captured, self.backend, streams)
+        self.backend: AnyBackend = serving
+        self.queues = queues_of(captured, serving, streams)
         self.record_streams = self._record_streams()
         self.operations = [one for one in captured.operations if one.kind not in ("record_stream", "free")]
         self._check_operations()
@@ -223,10 +239,12 @@ class _Variant:
         _joint.assign(module.graph)
         token = _joint.take_token(module.graph)
         _joint.unseal(module.graph)
-        module.graph.lint()
-        module.recompile()
         name = "backward" if backward else "inference" if inference else "forward"
         facts = None if backward else inductor.ForwardFacts()
+        if facts is not None and facts.returns is not None and not inference:
+            keep_saved(module, returns=facts.returns, outside=facts.outside)
+        module.graph.lint()
+        module.recompile()
         lowered = lower(
             module,
             self.queues,

@@ -25,7 +25,7 @@ from devstream.roofline._plan import Plan, fitting, plan_for
 from devstream.roofline.ceilings import Ceilings
 from devstream.typing import DeviceArg
 
-KIND, SCHEMA = "devstream.ceilings", 1
+KIND, SCHEMA = "devstream.ceilings", 2
 
 #: Called with what comes next, how many parts are done, and how many there are.
 OnProgress: TypeAlias = Callable[[str, int, int], None]
@@ -106,10 +106,12 @@ def _measure(
         "ranks": _ranks(),
         "curves": {},
         "tilings": {},
+        "peaks": {},
         "vector": {},
         "missing": {},
     }
-    parts = list(_parts(clock, plan, units))
+    matmuls: dict[str, _kernels.Matmuls] = {}
+    parts = list(_parts(clock, plan, units, matmuls))
     started = time.perf_counter()
     for done, part in enumerate(parts):
         clock.point_s = pace(plan.point_s, time.perf_counter() - started)
@@ -129,7 +131,11 @@ def _measure(
                 result[name] = value
     if on_progress is not None:
         on_progress("done", len(parts), len(parts))
-    return Ceilings(**result)
+    ceilings = Ceilings(**result)
+    if units <= 1:
+        return ceilings
+    rate = ceilings.memory_bytes_per_s or 0.0
+    return replace(ceilings, tiles={dtype: one.tiles(units, rate) for dtype, one in matmuls.items()})
 
 
 @contextmanager
@@ -157,8 +163,8 @@ def _first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def _parts(clock: Clock, plan: Plan, units: int) -> Iterator[_Part]:
-    """Yield the parts of a measurement, the ones that need an idle host first."""
+def _parts(clock: Clock, plan: Plan, units: int, matmuls: dict[str, _kernels.Matmuls]) -> Iterator[_Part]:
+    """Yield the parts of a measurement, the ones that need an idle host first; *matmuls* gets what they find."""
 
     def of_launch() -> _Found:
         launch_s, floor_s = _links.launch(clock)
@@ -167,7 +173,7 @@ def _parts(clock: Clock, plan: Plan, units: int) -> Iterator[_Part]:
 
     yield _Part("launches and events", of_launch)
     for dtype in plan.matmul_dtypes:
-        yield _Part(f"matmul {dtype}", lambda dtype=dtype: _matmul(clock, plan, dtype, units))  # type: ignore[misc]
+        yield _Part(f"matmul {dtype}", lambda dtype=dtype: _matmul(clock, plan, dtype, units, matmuls))  # type: ignore[misc]
     yield _Part("vector units", lambda: _vector(clock, plan))
     for dtype in plan.kernel_dtypes:
         yield _Part(
@@ -177,7 +183,7 @@ def _parts(clock: Clock, plan: Plan, units: int) -> Iterator[_Part]:
     for dtype in plan.attention_dtypes:
         yield _Part(
             f"attention {dtype}",
-            lambda dtype=dtype: {"curves": _kernels.attention(clock, plan, dtype)},  # type: ignore[misc]
+            lambda dtype=dtype: _attention(clock, plan, dtype, units),  # type: ignore[misc]
         )
     yield _Part("link to the host", lambda: {"curves": _links.link(clock, plan)})
     yield _Part("link, both ways", lambda: {"both_ways_bytes_per_s": _links.both_ways(clock, plan)})
@@ -191,11 +197,18 @@ def _parts(clock: Clock, plan: Plan, units: int) -> Iterator[_Part]:
     yield _Part("collectives", lambda: _collectives(clock, plan))
 
 
-def _matmul(clock: Clock, plan: Plan, dtype: str, units: int) -> _Found:
+def _attention(clock: Clock, plan: Plan, dtype: str, units: int) -> _Found:
+    curves, cut, peaks = _kernels.attention(clock, plan, dtype, units)
+    return {"curves": curves, "tilings": cut, "peaks": peaks}
+
+
+def _matmul(clock: Clock, plan: Plan, dtype: str, units: int, matmuls: dict[str, _kernels.Matmuls]) -> _Found:
     found = _kernels.matmuls(clock, plan, dtype, units)
     if found is None:
         return {"missing": {f"matmul {dtype}": "this device has no matmul of that type"}}
-    return {"curves": {f"matmul {dtype}": found[0]}, "tilings": {dtype: found[1]}}
+    matmuls[dtype] = found
+    key = f"matmul {dtype}"
+    return {"curves": {key: found.curve}, "tilings": {key: found.tiling}, "peaks": {key: found.peak}}
 
 
 def _vector(clock: Clock, plan: Plan) -> _Found:

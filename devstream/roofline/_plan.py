@@ -18,6 +18,7 @@ class Plan:
         longest_s: a point whose single call takes longer ends its curve.
         matmul_dtypes: dtypes of matmuls; ``"tf32"`` is float32 with its reduced precision allowed.
         shapes: of matmuls.
+        unaligned_shapes: of matmuls whose depth is made a little less, so that rows are aligned to fewer bytes.
         kernel_bytes: that pointwise operations, norms, reads, writes and copies move.
         kernel_dtypes: of those.
         attention_dtypes, sequences, head_dims: of attention, with `attention_heads` heads in all.
@@ -32,6 +33,7 @@ class Plan:
     longest_s: float
     matmul_dtypes: tuple[str, ...]
     shapes: tuple[Shape, ...]
+    unaligned_shapes: tuple[Shape, ...]
     kernel_bytes: tuple[int, ...]
     kernel_dtypes: tuple[str, ...]
     attention_dtypes: tuple[str, ...]
@@ -60,6 +62,12 @@ _OTHER_SHAPES: tuple[Shape, ...] = (
     (1, 8192, 512, 8192),
     (128, 512, 512, 64),
     (128, 512, 64, 512),
+    (1, 12288, 3072, 1536),
+    (1, 24000, 1024, 2560),
+    (1, 9600, 1536, 6144),
+    (1, 6000, 6000, 1000),
+    (48, 1024, 1024, 128),
+    (96, 768, 64, 768),
 )
 
 ACCELERATOR = Plan(
@@ -71,6 +79,7 @@ ACCELERATOR = Plan(
         *_squares(2304, 2560, 3072, 3584, 4096, 5120, 6144, 8192),
         *_OTHER_SHAPES,
     ),
+    unaligned_shapes=((1, 2560, 4096, 1024), (1, 4096, 4096, 2048)),
     kernel_bytes=tuple(3 << power for power in range(14, 31)),
     kernel_dtypes=("float32", "bfloat16"),
     attention_dtypes=("bfloat16", "float32"),
@@ -91,6 +100,7 @@ CPU = Plan(
         *_squares(32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536),
         *((1, 2048, 256, 256), (1, 256, 256, 4096), (16, 128, 128, 64), (16, 128, 64, 128)),
     ),
+    unaligned_shapes=(),
     kernel_bytes=tuple(3 << power for power in range(12, 27)),
     kernel_dtypes=("float32", "bfloat16"),
     attention_dtypes=("float32",),
@@ -109,6 +119,7 @@ QUICK = Plan(
     longest_s=0.02,
     matmul_dtypes=("float32",),
     shapes=_squares(64, 128, 192),
+    unaligned_shapes=((1, 64, 64, 64),),
     kernel_bytes=(48 * KIB, 192 * KIB, 768 * KIB),
     kernel_dtypes=("float32",),
     attention_dtypes=("float32",),
@@ -136,6 +147,7 @@ def fitting(plan: Plan, memory_bytes: float) -> Plan:
         plan,
         # Three tensors of 4 bytes an element, of the largest shape.
         shapes=tuple(one for one in plan.shapes if 12 * max(_sides(one)) <= room) or plan.shapes[:1],
+        unaligned_shapes=tuple(one for one in plan.unaligned_shapes if 12 * max(_sides(one)) <= room),
         kernel_bytes=tuple(size for size in plan.kernel_bytes if size <= room) or plan.kernel_bytes[:1],
         link_bytes=tuple(size for size in plan.link_bytes if size <= room) or plan.link_bytes[:1],
     )

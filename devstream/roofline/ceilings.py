@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
 from devstream.roofline.curves import AlphaBeta, Curve, Tiling
+from devstream.roofline.tiles import Tiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +20,13 @@ class Ceilings:
         name: the product's name.
         versions: what the measurement is valid for: driver, torch, runtime, host threads.
         curves: seconds by amount. The first word of a key is the kind of work: ``matmul DTYPE`` by
-            `Tiling.work`; ``attention DTYPE forward|backward HEAD_DIM [causal]`` by FLOPs; ``pointwise``,
+            `Tiling.work`; ``attention DTYPE forward|backward HEAD_DIM [causal]`` too; ``pointwise``,
             ``norm``, ``norm_backward``, ``softmax``, ``read``, ``write``, ``copy``, each with the bytes an
             element, by bytes read and written (``pointwise`` also with ``unary``, for one operand); ``link
             h2d|d2h pinned|pageable`` and ``peer`` by bytes.
-        tilings: how matmuls of a dtype are cut up.
+        tilings: how matmuls and attention are cut up, by the key of their curve.
+        tiles: the kernels of matmuls by dtype, where the device has several units.
+        peaks: the best FLOP/s of matmuls and attention, by the key of their curve.
         vector: FLOP/s outside of the matrix units, by dtype.
         collectives: latency and rate of each kind, with its *ranks*.
         launch_s: host time to issue one small operation.
@@ -46,6 +49,8 @@ class Ceilings:
     versions: Mapping[str, str] = field(default_factory=dict)
     curves: Mapping[str, Curve] = field(default_factory=dict)
     tilings: Mapping[str, Tiling] = field(default_factory=dict)
+    tiles: Mapping[str, Tiles] = field(default_factory=dict)
+    peaks: Mapping[str, float] = field(default_factory=dict)
     vector: Mapping[str, float] = field(default_factory=dict)
     collectives: Mapping[str, AlphaBeta] = field(default_factory=dict)
     launch_s: float = 0.0
@@ -67,8 +72,9 @@ class Ceilings:
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"{name}={value}: a number that is 0 or more")
-        if not all(math.isfinite(rate) and rate > 0 for rate in self.vector.values()):
-            raise ValueError(f"vector={dict(self.vector)}: rates above 0")
+        for name, rates in (("vector", self.vector), ("peaks", self.peaks)):
+            if not all(math.isfinite(rate) and rate > 0 for rate in rates.values()):
+                raise ValueError(f"{name}={dict(rates)}: rates above 0")
 
     def curve(self, key: str) -> Curve | None:
         """Return the curve called *key*, or that of the same kind which shares the most words with it, or None.
@@ -87,8 +93,12 @@ class Ceilings:
 
     def matmul_peak(self, dtype: str) -> float | None:
         """Return the best FLOP/s that a matmul of *dtype* reached; None where none was measured."""
-        curve = self.curves.get(f"matmul {dtype}")
-        return None if curve is None else curve.peak
+        return self.peak(f"matmul {dtype}")
+
+    def peak(self, key: str) -> float | None:
+        """Return the best rate of the curve *key*: FLOP/s, or bytes a second; None where none was measured."""
+        curve = self.curves.get(key)
+        return self.peaks.get(key, None if curve is None else curve.peak)
 
     @property
     def memory_bytes_per_s(self) -> float | None:
@@ -103,12 +113,13 @@ class Ceilings:
     def as_json(self) -> dict[str, Any]:  # Any: JSON
         """Return this as plain JSON data; `from_json` is the way back."""
         plain: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(self)}
-        for name in ("versions", "vector", "missing"):
+        for name in ("versions", "vector", "peaks", "missing"):
             plain[name] = dict(plain[name])
         plain["curves"] = {
             key: {"points": [list(point) for point in curve.points], "error": curve.error}
             for key, curve in self.curves.items()
         }
+        plain["tiles"] = {key: one.as_json() for key, one in self.tiles.items()}
         for name in ("tilings", "collectives"):
             plain[name] = {
                 key: {one.name: getattr(value, one.name) for one in fields(value)}
@@ -130,8 +141,10 @@ class Ceilings:
                 for key, one in known["curves"].items()
             }
             known["tilings"] = {key: Tiling(**one) for key, one in known["tilings"].items()}
+            known["tiles"] = {key: Tiles.from_json(one) for key, one in known["tiles"].items()}
             known["collectives"] = {key: AlphaBeta(**one) for key, one in known["collectives"].items()}
-            known["vector"] = {key: float(rate) for key, rate in known["vector"].items()}
+            for name in ("vector", "peaks"):
+                known[name] = {key: float(rate) for key, rate in known[name].items()}
             return cls(**known)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"these are no ceilings: {type(error).__name__}: {error}") from error

@@ -160,6 +160,10 @@ class Tiling:
         waves = math.ceil(tiles / self.units)
         return 2.0 * waves * self.units * self.rows * self.columns * (depth + self.depth)
 
+    def inflation(self, shape: Shape) -> float:
+        """Return `work` over the FLOPs of a matmul of *shape*, 1 or more."""
+        return self.work(shape) / (2.0 * math.prod(shape))
+
 
 #: The tiles that vendors' libraries use most, by rows and columns.
 _TILES = ((1, 1), (64, 64), (128, 64), (64, 128), (128, 128), (256, 128), (128, 256), (256, 256))
@@ -175,19 +179,40 @@ def tilings(units: int) -> list[Tiling]:
     ]
 
 
+def attention_shape(heads: int, rows: int, columns: int) -> Shape:
+    """Return attention as *heads* matmuls: its rows are cut into blocks, each as deep as there are columns."""
+    return heads, rows, 1, columns
+
+
+def attention_tilings(units: int, *, waves: bool) -> list[Tiling]:
+    """Return the ways to cut attention that are tried; with *waves*, only such as fill a device in waves."""
+    if units <= 1:
+        return [Tiling(depth=depth) for depth in _DEPTHS]
+    rows = (64, 128, 256) if waves else (1, 64, 128, 256)
+    return [Tiling(one, 1, 1 if one == 1 else units, depth) for one in rows for depth in (*_DEPTHS, 512)]
+
+
 def best_tiling(samples: Sequence[tuple[Shape, float]], candidates: Sequence[Tiling]) -> Tiling:
     """Return the candidate under which *samples*, ``(shape, seconds)``, lie best on one curve.
 
     Best is the smallest mean square of what each point differs, in logarithms, from the line between its
     neighbours. Of equals the first candidate wins.
     """
+    return best_for_all([samples], candidates)
+
+
+def best_for_all(groups: Sequence[Sequence[tuple[Shape, float]]], candidates: Sequence[Tiling]) -> Tiling:
+    """Return the candidate under which each of *groups* lies best on a curve of its own; see `best_tiling`."""
 
     def misfit(tiling: Tiling) -> float:
-        points = sorted((tiling.work(shape), seconds) for shape, seconds in samples)
         total = 0.0
-        for (below, low), (amount, seconds), (above, high) in zip(points, points[1:], points[2:], strict=False):
-            share = 0.5 if below == above else math.log(amount / below) / math.log(above / below)
-            total += (math.log(low) + share * math.log(high / low) - math.log(seconds)) ** 2
+        for samples in groups:
+            points = sorted((tiling.work(shape), seconds) for shape, seconds in samples)
+            for (below, low), (amount, seconds), (above, high) in zip(
+                points, points[1:], points[2:], strict=False
+            ):
+                share = 0.5 if below == above else math.log(amount / below) / math.log(above / below)
+                total += (math.log(low) + share * math.log(high / low) - math.log(seconds)) ** 2
         return total
 
     return min(candidates, key=misfit)
@@ -297,6 +322,9 @@ __all__ = [
     "Curve",
     "Shape",
     "Tiling",
+    "attention_shape",
+    "attention_tilings",
+    "best_for_all",
     "best_tiling",
     "leave_one_out",
     "steps_and_share",

@@ -19,8 +19,9 @@ import torch
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from devstream._compat import tree_leaves
-from devstream.roofline.curves import Shape
+from devstream.roofline.curves import Shape, attention_shape
 from devstream.roofline.model import Counts
+from devstream.roofline.tiles import ALIGNED
 
 #: The classes of operators, in the order of tables.
 OPERATOR_CLASSES = (
@@ -219,7 +220,8 @@ def describe(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any
     contraction = _contraction(call)
     if contraction is not None:
         operator_class, kind, dtype, flops, shape = contraction
-        counts = Counts(kind, {dtype: flops}, {}, read, write, shape=shape)
+        aligned = alignment_of([*inputs, *outputs]) if operator_class == "matmul" else ALIGNED
+        counts = Counts(kind, {dtype: flops}, {}, read, write, shape=shape, alignment=aligned)
         return Described(operator_class, counts)
     return _other(name, inputs, outputs, read, write)
 
@@ -286,6 +288,15 @@ def matmul_shape(name: str, args: Sequence[Any]) -> Shape | None:
     return 1, a.shape[0], b.shape[1], a.shape[1]
 
 
+def alignment_of(tensors: Sequence[torch.Tensor]) -> int:
+    """Return the bytes, 16 at most, at multiples of which the rows of all *tensors* begin."""
+    found = ALIGNED
+    for one in tensors:
+        strides = [stride for size, stride in zip(one.shape, one.stride(), strict=True) if size > 1 and stride > 1]
+        found = math.gcd(found, *(stride * one.element_size() for stride in strides)) if one.dim() > 1 else found
+    return found
+
+
 def _matmul_dtype(tensors: list[torch.Tensor], *, convolution: bool = False) -> str:
     floats = [one for one in tensors if one.is_floating_point()] or tensors
     dtype = str(floats[0].dtype).removeprefix("torch.")
@@ -312,7 +323,9 @@ def _attention(call: _Call) -> _Contraction | None:
     causal = call.flag("is_causal")
     dtype = str(q.dtype).removeprefix("torch.")
     kind = f"attention {dtype} {'backward' if backward else 'forward'} {q.shape[-1]}{' causal' if causal else ''}"
-    return "attention", kind, dtype, flops / 2 if causal else flops, None
+    k = operands[2] if backward else operands[1]
+    shape = attention_shape(math.prod(q.shape[:2]), q.shape[2], k.shape[2])
+    return "attention", kind, dtype, flops / 2 if causal else flops, shape
 
 
 # -- everything else -------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from typing import Self
 
 from devstream.roofline.ceilings import Ceilings
 from devstream.roofline.curves import AlphaBeta, Curve, Shape, steps_and_share
+from devstream.roofline.tiles import ALIGNED
 
 #: The classes, in the order in which equals win.
 CLASSES = ("compute", "memory", "overhead", "link", "communication")
@@ -41,7 +42,8 @@ class Counts:
         link_bytes: between host and device, by ``"h2d pinned"``, ``"d2h pageable"``, ...
         collective_bytes: sizes of the whole tensors of collectives, by kind.
         launches: kernels.
-        shape: of a single matmul; see `Shape`.
+        shape: of a single matmul or attention; see `Shape` and `attention_shape`.
+        alignment: bytes at multiples of which the rows of a matmul's tensors begin.
     """
 
     kind: str = ""
@@ -53,6 +55,7 @@ class Counts:
     collective_bytes: Mapping[str, float] = field(default_factory=dict)
     launches: int = 1
     shape: Shape | None = None
+    alignment: int = ALIGNED
 
     def __add__(self, other: Counts) -> Counts:
         return Counts(
@@ -78,6 +81,7 @@ class Counts:
             collective_bytes={key: factor * value for key, value in self.collective_bytes.items()},
             launches=self.launches,
             shape=self.shape if factor == 1.0 else None,
+            alignment=self.alignment,
         )
 
     @classmethod
@@ -183,11 +187,12 @@ def amount_of(counts: Counts, ceilings: Ceilings) -> tuple[Curve, float] | None:
     curve = ceilings.curve(counts.kind) if kind else None
     if curve is None:
         return None
-    if kind == "matmul" and counts.shape is not None:
-        tiling = ceilings.tilings.get(counts.kind.partition(" ")[2])
-        if tiling is not None:
-            return curve, tiling.work(counts.shape)
-    amount = counts.flops if kind in ("matmul", "attention") else counts.memory_bytes
+    if kind not in ("matmul", "attention"):
+        amount = counts.memory_bytes
+    else:
+        key = next(name for name, one in ceilings.curves.items() if one is curve)
+        tiling = ceilings.tilings.get(key) if counts.shape is not None and all(counts.shape) else None
+        amount = counts.flops * (tiling.inflation(counts.shape) if tiling is not None and counts.shape else 1.0)
     return (curve, amount) if amount > 0 else None
 
 
@@ -196,7 +201,11 @@ def _from_curve(counts: Counts, ceilings: Ceilings) -> tuple[float, float] | Non
     if found is None:
         return None
     curve, amount = found
-    times = [(curve.seconds(amount), curve.error_at(amount))]
+    tiles = ceilings.tiles.get(counts.kind.removeprefix("matmul "))
+    if tiles is not None and counts.shape is not None:
+        times = [(tiles.seconds(counts.shape, alignment=counts.alignment), tiles.error)]
+    else:
+        times = [(curve.seconds(amount), curve.error_at(amount))]
     if counts.kind.startswith(("matmul", "attention")):
         # A thin matmul waits for memory, which its own curve, measured on square ones, doesn't know.
         copy = ceilings.curve("pointwise") or ceilings.curve("copy")

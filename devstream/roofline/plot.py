@@ -50,7 +50,9 @@ def draw(diagnosis: Diagnosis) -> bytes:
 
 def lines(ceilings: Ceilings) -> tuple[float, dict[str, float]]:
     """Return bytes a second of the memory, and FLOP/s of each flat line, by name; only what was measured."""
-    flat = {key: curve.peak for key, curve in ceilings.curves.items() if key.startswith("matmul ")}
+    flat = {
+        key: ceilings.peak(key) or curve.peak for key, curve in ceilings.curves.items() if key[:7] == "matmul "
+    }
     flat |= {f"vector {dtype}": rate for dtype, rate in ceilings.vector.items()}
     return ceilings.memory_bytes_per_s or 0.0, flat
 

@@ -50,7 +50,7 @@ def ceiling_rows(ceilings: Ceilings, sheet: Datasheet | None) -> list[tuple[str,
     for key, curve in ceilings.curves.items():
         kind, _, rest = key.partition(" ")
         if kind in ("matmul", "attention"):
-            text = quantity(curve.peak, "FLOP/s")
+            text = quantity(ceilings.peak(key) or curve.peak, "FLOP/s")
         else:
             # The largest size: smaller ones may have come from a cache.
             text = quantity(curve.points[-1][0] / curve.points[-1][1], "B/s")

@@ -40,7 +40,7 @@ def ceilings(**changes: object) -> Ceilings:
             "link d2h pageable": line(20e-6, 3e9, *SIZES),
             "peer": line(10e-6, 100e9, *SIZES),
         },
-        "tilings": {"bfloat16": Tiling(128, 128, 100)},
+        "tilings": {"matmul bfloat16": Tiling(128, 128, 100)},
         "vector": {"float32": 5e12},
         "collectives": {"all_reduce": AlphaBeta(5e-6, 80e9, 0.1)},
         "launch_s": 10e-6,

@@ -236,3 +236,29 @@ def test_a_cached_plain_graph_is_never_taken_for_one_with_streams(tmp_path):
     # The regions are Inductor's graphs like any other, so the second process finds all of them in its cache.
     regions = sum(count for _, count in ast.literal_eval(programs[2]))
     assert int(hits[1]) < regions == int(hits[2])
+
+
+def changes_what_it_has_used(x: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+    SIDE.wait_stream(devstream.current_stream("cpu"))
+    with devstream.stream(SIDE):
+        found = x * state.sin()
+        state.add_(1)
+    devstream.current_stream("cpu").wait_stream(SIDE)
+    return found
+
+
+def test_a_change_of_a_tensor_with_gaps_that_the_backward_needs_as_it_was_is_refused_with_its_line():
+    state = torch.randn(4, 8)[:, ::2]
+    with pytest.raises(Exception, match="as it was before the forward changed it in place") as told:
+        compiled(changes_what_it_has_used)(torch.randn(4, 4, requires_grad=True), state)
+    assert line_of(changes_what_it_has_used, "state.add_(1)") in str(told.value)
+    assert "contiguous" in str(told.value)
+
+
+def test_gradients_are_of_the_values_before_an_input_was_changed():
+    """Torch's own compilers let the backward read the changed input."""
+    x, state = torch.randn(4, 4, requires_grad=True), torch.randn(4, 4)
+    before = state.clone()
+    compiled(changes_what_it_has_used, regions="inductor")(x, state).sum().backward()
+    torch.testing.assert_close(x.grad, before.sin())
+    torch.testing.assert_close(state, before + 1)

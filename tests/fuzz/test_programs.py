@@ -214,6 +214,36 @@ KEPT = {
         cur.wait_stream(one)
         return (t1, t2)
     """,
+    "the backward read an input as the forward had left it": """
+        t1 = torch.sin(x.softmax(-1) + m)
+        with devstream.stream(cur):
+            m.add_(x.detach())
+        return (t1,)
+    """,
+    "the same where a side stream changes it": """
+        with devstream.stream(one):
+            one.wait_stream(cur)
+            t1 = x * torch.sin(m)
+            m.add_(x.detach())
+        cur.wait_stream(one)
+        return (t1,)
+    """,
+    "the same of a view of it": """
+        with devstream.stream(one):
+            one.wait_stream(cur)
+            t1 = x * torch.sin(m.t())
+            m.add_(x.detach())
+        cur.wait_stream(one)
+        return (t1,)
+    """,
+    "the same where one stream reads it and another changes it": """
+        with devstream.stream(one):
+            one.wait_stream(cur)
+            t1 = x * torch.sin(m)
+        cur.wait_stream(one)
+        m.add_(x.detach())
+        return (t1,)
+    """,
 }
 
 

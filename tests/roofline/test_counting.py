@@ -344,3 +344,23 @@ def test_a_bag_of_look_ups_moves_the_rows_that_it_sums():
         bag = [op for op in count(table, picks).ops if "embedding_bag" in op.name]
     assert sum(op.what.counts.read_bytes for op in bag) < 32 * 16 * 4 + 10 * 32 * 8
     assert {op.what.operator_class for op in bag} == {"data movement"}
+
+
+def test_a_matmul_says_where_its_rows_begin():
+    """A vocabulary of an odd size, as weight and as transposed one, and rows of a part of a tensor."""
+    x = torch.randn(8, 16)
+    even, odd, part = torch.randn(16, 12), torch.randn(16, 11), torch.randn(16, 13)[:, :12]
+
+    def alignment(function, *arguments) -> int:
+        return count(function, *arguments).ops[0].what.counts.alignment
+
+    assert [alignment(torch.mm, x, one) for one in (even, odd, part)] == [16, 4, 4]
+    assert alignment(F.linear, x, torch.randn(11, 16)) == 4  # the result's rows
+    assert alignment(torch.mm, x.half(), even.half()) == 8
+
+
+def test_attention_has_a_shape_of_heads_rows_and_depth():
+    q, k = torch.randn(2, 3, 8, 4), torch.randn(2, 3, 16, 4)
+    ops = count(F.scaled_dot_product_attention, q, k, k).ops
+    (one,) = [op.what.counts for op in ops if op.what.operator_class == "attention"]
+    assert one.shape == (6, 8, 1, 16)

@@ -45,6 +45,8 @@ def test_a_measurement_has_every_ceiling_of_the_device(backend, device, quick):
     for key in ("matmul float32", "pointwise 4", "copy 4", "read 4", "write 4", "norm 4", "softmax 4", "peer"):
         if key != "peer" or backend.device_count() > 1:
             assert found.curves[key].peak > 0, key
+    for key in ("matmul float32", "attention float32 forward 64"):  # of FLOPs really done
+        assert 0 < found.peaks[key] <= found.curves[key].peak * (1 + 1e-6), key
     assert {"attention float32 forward 64", "attention float32 backward 64 causal"} <= set(found.curves)
     assert {"link h2d pageable", "link d2h pageable"} <= set(found.curves)
     assert found.launch_s > 0
@@ -196,7 +198,7 @@ def test_a_plan_of_ones_own_is_not_kept(quick, cache):
 def test_the_file_says_its_kind_schema_and_what_it_is_valid_for(quick, cache):
     measure("cpu")
     document = json.loads(files(cache)[0].read_text())
-    assert (document["kind"], document["schema"]) == ("devstream.ceilings", 1)
+    assert (document["kind"], document["schema"]) == ("devstream.ceilings", _measure.SCHEMA)
     assert document["key"]["torch"] == torch.__version__
     assert files(cache)[0].stat().st_mode & 0o777 == 0o600
 
@@ -221,7 +223,7 @@ def test_a_file_of_another_device_is_not_believed(quick, cache):
     document = json.loads(path.read_text())
     document["key"]["name"] = "abacus"
     fields = {name: document[name] for name in ("key", "ceilings")}
-    _files.write_json(path, fields, kind="devstream.ceilings", schema=1)
+    _files.write_json(path, fields, kind="devstream.ceilings", schema=_measure.SCHEMA)
     with pytest.warns(CacheWarning, match="another device"):
         assert cached("cpu") is None
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from devstream.roofline.curves import Tiling, attention_shape
 from devstream.roofline.model import (
     CLASSES,
     UNKNOWN_ERROR,
@@ -18,6 +22,7 @@ from devstream.roofline.model import (
     predict_transfer,
     ridge,
 )
+from devstream.roofline.tiles import Tile, Tiles
 from devstream.testing.ceilings import ceilings
 
 TOY = ceilings()
@@ -212,3 +217,27 @@ def test_intensity_is_flops_by_bytes(one):
         assert one.intensity == one.flops / one.memory_bytes
     else:
         assert one.intensity is None
+
+
+def test_a_matmul_of_a_device_with_tiles_takes_their_time_and_longer_where_rows_begin_anywhere():
+    tiles = Tiles((Tile(128, 128, 100e12),), 100, latency_s=1e-6, unaligned={2: 0.25})
+    known = ceilings(tiles={"bfloat16": tiles})
+    shape = (1, 1280, 1280, 4096)
+    counts = Counts("matmul bfloat16", {"bfloat16": 2.0 * math.prod(shape)}, {}, 1e6, 1e6, shape=shape)
+    aligned = predict_op(counts, known)
+    assert aligned.seconds == pytest.approx(1e-6 + 2.0 * math.prod(shape) / 100e12)
+    odd = predict_op(replace(counts, alignment=2), known)
+    assert odd.seconds == pytest.approx(1e-6 + 4 * 2.0 * math.prod(shape) / 100e12)
+
+
+def test_attention_pays_for_the_wave_that_its_last_rows_begin():
+    known = ceilings(tilings={"attention bfloat16 forward 64": Tiling(128, 1, 100, 0)})
+    per_head = 4.0 * 128 * 1024 * 64
+
+    def counts(heads: int) -> Counts:
+        shape = attention_shape(heads, 128, 1024)
+        return Counts("attention bfloat16 forward 64", {"bfloat16": heads * per_head}, {}, 1.0, 1.0, shape=shape)
+
+    one, full, spilled = (predict_op(counts(heads), known).seconds for heads in (51, 100, 101))
+    assert one == pytest.approx(full)
+    assert spilled > 1.5 * full
