@@ -2,10 +2,10 @@
 
     python bench/capture.py [--device cuda] [--only C5,decoder] [--roofline] [--json FILE] [--keep]
 
-A figure is the median of interleaved rounds; the spread is their range. A training step is forward and backward, the
-gradients dropped behind it; an optimizer is the same for all and left out. `devstream` runs the model with a side
-stream, all others run it without. Memory is what a way keeps reserved beyond what was there before, weights and all,
-and its peak, in its own first steps.
+A figure is the median of interleaved rounds; the spread is their range. A training step is forward and backward,
+the gradients dropped behind it; an optimizer is the same for all and left out. `devstream` runs the model with a
+side stream, all others run it without. Memory is what a way keeps reserved beyond what was there before, weights
+and all, and its peak, in its own first steps.
 """
 
 from __future__ import annotations
