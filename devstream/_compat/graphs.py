@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any  # Any: torch's classes of graphs differ by release and build
 
@@ -40,25 +42,31 @@ class NativeGraph:
             self._graph.capture_begin()
 
     def end(self) -> None:
-        """End the capture.
+        """End the capture; one of no work is valid.
 
         Raises:
             RuntimeError: it is not valid.
         """
-        self._graph.capture_end()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The (CUDA|HIP) Graph is empty")
+            self._graph.capture_end()
 
     def replay(self) -> None:
         """Issue the graph to the current stream."""
         self._graph.replay()
 
     def abandon(self, index: int) -> None:
-        """Bring torch's allocator back from a capture that failed; its error may have skipped that."""
+        """Bring torch back from a capture that failed: its error skips the allocator and the random numbers."""
         if self._device_type != "cuda":
             return
-        try:
+        with contextlib.suppress(RuntimeError):  # it was done
             torch._C._cuda_endAllocateToPool(index, self._pool)
-        except RuntimeError:
-            return  # it was done
+        # The device's generator still waits for the end of the capture. One that succeeds sets it right.
+        one = torch.empty(1, device=torch.device("cuda", index))
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin(capture_error_mode=_MODE)
+        one.zero_()
+        graph.capture_end()
 
 
 def clear_workspaces(device_type: str) -> None:

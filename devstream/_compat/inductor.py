@@ -120,6 +120,12 @@ def _plain(options: dict[str, Any]) -> AbstractContextManager[None]:
     return _config.patch(settings)  # type: ignore[no-any-return]
 
 
+def draws_from_seed(node: torch.fx.Node) -> bool:
+    """Say whether *node* makes random numbers from one of a graph's seeds."""
+    name = str(node.target) if node.op == "call_function" else ""
+    return "inductor_randint" in name or "inductor_random" in name
+
+
 def draw_from_seeds(module: torch.fx.GraphModule) -> None:
     """Let a graph that runs node by node draw from its seeds, as Inductor's kernels do.
 
@@ -127,9 +133,8 @@ def draw_from_seeds(module: torch.fx.GraphModule) -> None:
     """
     changed = False
     for node in module.graph.nodes:
-        name = str(node.target) if node.op == "call_function" else ""
-        if "inductor_randint" in name or "inductor_random" in name:
-            node.target = _randint if "inductor_randint" in name else _random
+        if draws_from_seed(node):
+            node.target = _randint if "inductor_randint" in str(node.target) else _random
             changed = True
     if changed:
         module.recompile()
@@ -225,6 +230,7 @@ __all__ = [
     "aot",
     "both_halves",
     "draw_from_seeds",
+    "draws_from_seed",
     "fake_mode",
     "faked",
     "known_options",

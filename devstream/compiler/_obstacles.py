@@ -8,7 +8,7 @@ from devstream.compiler._graph import Origin
 from devstream.compiler._program import Program, RecordStream, Slot, Synchronize, Work, WorkKind
 
 
-def obstacle(program: Program, random: Iterable[str] = ()) -> str | None:
+def obstacle_of(program: Program, random: Iterable[str] = ()) -> str | None:
     """Return what keeps *program* from being captured, with the line of it, or None.
 
     Args:
@@ -82,4 +82,4 @@ def _at(line: str) -> str:
     return f" ({line})" if line else ""
 
 
-__all__ = ["hosts", "line_of", "obstacle"]
+__all__ = ["hosts", "line_of", "obstacle_of"]

@@ -20,7 +20,7 @@ import torch
 
 from devstream import _fork, _handles
 from devstream.abc import Capability
-from devstream.compiler._obstacles import hosts, line_of, obstacle
+from devstream.compiler._obstacles import hosts, line_of, obstacle_of
 from devstream.compiler._program import Program
 from devstream.compiler._run import CallRecord, Runner, calls_streams
 from devstream.compiler._take import Half, Shape, Take, lanes
@@ -76,6 +76,7 @@ class Replayed:
         static: names of inputs whose memory stays where it is, such as parameters.
         random: names of nodes that draw random numbers.
         returned: how many of the results are the user's; None for all.
+        obstacle: why it can't be captured, as far as is known already.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class Replayed:
         static: frozenset[str],
         random: Sequence[str],
         returned: int | None,
+        obstacle: str | None = None,
     ) -> None:
         self._boxed_call = True  # on the instance: see Runner
         self.runner, self.graphs, self.backend = runner, graphs, runner.backend
@@ -105,7 +107,7 @@ class Replayed:
         self._takes: dict[tuple[Any, ...], list[Take]] = {}
         self._copied: frozenset[int] = frozenset()
         self._lock = threading.RLock()
-        self._obstacle = obstacle(plan.program, random)
+        self._obstacle = obstacle or obstacle_of(plan.program, random)
         if Capability.GRAPH_CAPTURE not in self.backend.capabilities(0):
             self._obstacle = f"backend {self.backend.name!r} has no Capability.GRAPH_CAPTURE"
 

@@ -28,6 +28,7 @@ from devstream.compiler._kept import keep_saved
 from devstream.compiler._listing import listing
 from devstream.compiler._lower import Lowered, Queues, Saved, in_turn, lower
 from devstream.compiler._missing import missing
+from devstream.compiler._nodes import line_of
 from devstream.compiler._options import Options, parse
 from devstream.compiler._program import Program, Work, WorkKind
 from devstream.compiler._proof import prove
@@ -283,7 +284,24 @@ class _Variant:
         if self.graphs is None:
             return runner
         returned = None if facts is None or inference else facts.returns
-        return Replayed(runner, self.graphs, static=static, random=lowered.random, returned=returned)
+        return Replayed(
+            runner,
+            self.graphs,
+            static=static,
+            random=lowered.random,
+            returned=returned,
+            obstacle=self._drawn_by_the_host(lowered),
+        )
+
+    def _drawn_by_the_host(self, lowered: Lowered) -> str | None:
+        """Say why regions that run node by node can't be captured; None where they can."""
+        if self.options.regions == "inductor" or self.backend.works_in_threads:
+            return None  # on the CPU a replay runs the host's code again
+        drawn = next((node for node in lowered.nodes.values() if inductor.draws_from_seed(node)), None)
+        if drawn is None:
+            return None
+        line = line_of(drawn)
+        return f"with regions='eager' the host draws its random numbers{f' ({line})' if line else ''}"
 
     def _plan(self, lowered: Lowered, program: Program, regions: Regions, token: str | None) -> Plan:
         code: dict[int, Compiled] = {
