@@ -87,10 +87,11 @@ class Case:
         self.where, self.side = where, devstream.Stream(where)
         self.eager = two_branches(self.side)
         self.fast = fast or compiled(self.eager, **options)
-        self.parameters = [torch.nn.Parameter(torch.randn(4, 4, device=where)) for _ in range(2)]
+        self.parameters = [torch.nn.Parameter(torch.randn(4, 4).to(where)) for _ in range(2)]
 
     def batch(self, rows: int = 3) -> torch.Tensor:
-        return torch.randn(rows, 4, device=self.where)
+        # Of the host's: while one thread captures, no other can draw on the device.
+        return torch.randn(rows, 4).to(self.where)
 
     def gradients(self, function: Any, x: torch.Tensor) -> list[torch.Tensor]:
         return list(torch.autograd.grad(function(x, *self.parameters).sum(), self.parameters))
